@@ -237,6 +237,36 @@ class WarmsUp(Protocol):
         ...
 
 
+class ImageInput(Protocol):
+    """An image as a vision encoder reads it, by the processor of a model."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the image's bytes and of the processor's settings, in hexadecimal: equal ones have equal features."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many placeholder tokens stand for it in a prompt, those of all its tiles."""
+        ...
+
+    @property
+    def pixel_values(self) -> F32:
+        """[tiles, 3, height, width], as the processor normalizes them; read only where features are computed."""
+        ...
+
+
+class VisionEncoder(Protocol):
+    """The vision encoder and projector of a vision-language model on one device."""
+
+    def encode(self, pixel_values: F32) -> F32:
+        """The rows that take the place of placeholder embeddings, [tokens of all tiles, hidden].
+
+        pixel_values: [tiles, 3, height, width]. Raises ValueError for tiles of another size, DeviceError.
+        """
+        ...
+
+
 class Engine(Protocol):
     """A loaded model on one device; opens sessions that share its weights.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device
+from embedllm.backends.images import FIRST_ID, IMAGE_IS_GONE, TAKES_NO_IMAGES
 from embedllm.errors import ContextFull, DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -20,10 +21,18 @@ def cannot_run(device: Device, reason: str, remedy: str) -> DeviceUnavailable:
     return DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
 
 
-def check_tokens(tokens: Sequence[int], position: int, *, vocabulary: int, limit: int, remedy: str) -> None:
+def check_tokens(
+    tokens: Sequence[int],
+    position: int,
+    *,
+    vocabulary: int,
+    limit: int,
+    remedy: str,
+    images: Container[int] | None = None,
+) -> None:
     """What every session asks of a feed: raises ValueError for no token or a wrong one, ContextFull past the limit.
 
-    remedy: what to do about a full context besides a shorter prompt.
+    remedy: what to do about a full context besides a shorter prompt. images: ids of images that may be fed, too.
     """
     if len(tokens) == 0:
         raise ValueError("feed needs at least one token")
@@ -32,8 +41,12 @@ def check_tokens(tokens: Sequence[int], position: int, *, vocabulary: int, limit
     except (TypeError, ValueError) as error:  # ValueError: rows of an array have no order
         raise ValueError(f"feed takes token ids in one list, found {reprlib.repr(tokens)}.") from error
     if first < 0 or last >= vocabulary:
-        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-        raise ValueError(f"token id {wrong} is outside the vocabulary of {vocabulary}.")
+        for token in tokens:
+            if 0 <= token < vocabulary or (images is not None and token in images):
+                continue
+            if token >= FIRST_ID:
+                raise ValueError(IMAGE_IS_GONE if images is not None else TAKES_NO_IMAGES)
+            raise ValueError(f"token id {token} is outside the vocabulary of {vocabulary}.")
     check_room(position, len(tokens), limit=limit, remedy=remedy)
 
 

@@ -24,7 +24,7 @@ def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
         yield f"layers.{index}.o", (mixer.o,)
         if isinstance(mlp, Moe):
             raise PackageError("adapters at run time are not for mixtures of experts. Merge one: export --lora.")
-        parts = ("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down)
+        parts = () if mlp is None else (("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down))
         yield from ((f"layers.{index}.{part}", (linear,)) for part, linear in parts if linear is not None)
         if layer.laurel is not None:
             yield f"layers.{index}.laurel.down", (layer.laurel.down,)

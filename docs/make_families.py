@@ -42,6 +42,9 @@ weights are part of the tests.
 
 - **Sliding windows** are applied on every device. On `cpu` under Linux, layers with a window also free the KV cache
   that no token can attend to ([concepts](concepts.md#windows)); elsewhere the KV cache of all tokens is kept.
+- **Chunked attention** (Llama 4): layers with RoPE see the tokens of their own chunk only, 8,192 in published models.
+  `cpu`, `openvino` and `reference` compute it as it is. Elsewhere, and with a quantized KV cache on `cpu`, the context
+  must not exceed a chunk: export with `--context 8192`. On OpenVINO requests beyond a chunk take turns.
 - **Mixture of experts**: an expert computes only the tokens that are routed to it, by standard operators. DirectML and
   the NPU refuse mixtures, and so do `--method gptq` and the other calibrated methods; adapters have to be merged.
   OpenVINO takes minutes to compile a mixture of hundreds of experts ([openvino.md](openvino.md)).

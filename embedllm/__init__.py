@@ -39,14 +39,16 @@ if TYPE_CHECKING:
     from embedllm.generation.completion import Completion
     from embedllm.loading.load import adevices, aload, devices, load
     from embedllm.loading.tuning_results import Tuning
-    from embedllm.model.agent import ToolOutcome, ToolReply, arun_tools, run_tools
+    from embedllm.model.agent import arun_tools, run_tools
     from embedllm.model.conversation import Conversation
     from embedllm.model.embeddings import Ranked
     from embedllm.model.model import Model
+    from embedllm.model.tool_reply import PausedRun, ToolOutcome, ToolReply
     from embedllm.profiling.tuning.tune import forget_tuning, tune
     from embedllm.sampling.options import Sampling
     from embedllm.sampling.sampler import Picked
     from embedllm.text.chat_template import Message, Tool
+    from embedllm.text.function_schema import FunctionTool
     from embedllm.tools.calls import CallDelta, ToolCall
 
 _MODULES = {  # of public names, which are imported when they are first used
@@ -56,17 +58,19 @@ _MODULES = {  # of public names, which are imported when they are first used
     "Completion": "embedllm.generation.completion",
     "Conversation": "embedllm.model.conversation",
     "Device": "embedllm.backends.base",
+    "FunctionTool": "embedllm.text.function_schema",
     "Message": "embedllm.text.chat_template",
     "Model": "embedllm.model.model",
     "OpenVINOOptions": "embedllm.backends.options",
+    "PausedRun": "embedllm.model.tool_reply",
     "Picked": "embedllm.sampling.sampler",
     "Ranked": "embedllm.model.embeddings",
     "Sampling": "embedllm.sampling.options",
     "Statistics": "embedllm.generation.chunk",
     "Tool": "embedllm.text.chat_template",
     "ToolCall": "embedllm.tools.calls",
-    "ToolOutcome": "embedllm.model.agent",
-    "ToolReply": "embedllm.model.agent",
+    "ToolOutcome": "embedllm.model.tool_reply",
+    "ToolReply": "embedllm.model.tool_reply",
     "Tuning": "embedllm.loading.tuning_results",
     "adevices": "embedllm.loading.load",
     "aload": "embedllm.loading.load",
@@ -93,12 +97,14 @@ __all__ = [
     "DeviceUnavailable",
     "EmbedError",
     "ExportError",
+    "FunctionTool",
     "HubError",
     "Message",
     "MissingPart",
     "Model",
     "OpenVINOOptions",
     "PackageError",
+    "PausedRun",
     "Picked",
     "Ranked",
     "Sampling",

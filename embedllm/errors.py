@@ -95,6 +95,16 @@ class MissingPart(EmbedError, ImportError):
     """Something that is not installed: a package, or a part that embedllm-runtime leaves out. It says what to type."""
 
 
+def out_of_memory(error: MemoryError) -> DeviceError:
+    """The error of a request for which this process had no memory; `error` is its cause."""
+    raised = DeviceError(
+        f"the memory of this process is used up ({str(error) or 'MemoryError'}). Ask for fewer tokens, beams or "
+        "requests at once, or close other models."
+    )
+    raised.__cause__ = error
+    return raised
+
+
 def _remade(kind: type[EmbedError], arguments: tuple[object, ...], values: Mapping[str, object]) -> EmbedError:
     error = kind.__new__(kind, *arguments)
     error.__dict__.update(values)

@@ -328,7 +328,11 @@ def _pair_unsupported(package: Package, *, kv: str | None, without_adapters: boo
 def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[str]) -> Unsupported:
     """allowed: of the variants that a device has, those that do what is asked."""
     names = " or ".join(f"'{variant}'" for variant in allowed or variants)
-    if reasons := [reason for one in VARIANTS if one.name in allowed and (reason := one.unsupported(package.decoder))]:
+    if reasons := [
+        reason
+        for one in (*VARIANTS, *CALIBRATED)
+        if one.name in allowed and (reason := one.unsupported(package.decoder))
+    ]:
         return Unsupported(f"there is no {names} graph of '{package.name}': {reasons[0]}", "use another device")
     if damaged := next((one for one in allowed if one in package.damaged), None):
         return Unsupported(package.damaged[damaged], f"embedllm graph {package.folder} --variant {damaged}")

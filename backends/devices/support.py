@@ -59,7 +59,13 @@ def package_unsupported(package: Package, family: DeviceFamily, *, kv: str | Non
     if not can.recurrent and package.decoder.is_recurrent:
         return Unsupported(
             f"layers of '{package.name}' keep a state of fixed size of what came before, which sessions there do not",
-            "use the device 'cpu' or 'openvino'",
+            "use the device 'cpu', 'openvino', 'cuda' or 'webgpu'",
+        )
+    if not can.chunks and (chunk := package.decoder.chunk):
+        return Unsupported(
+            f"layers of '{package.name}' attend in chunks of {chunk} tokens, and its context of {package.context} "
+            "exceeds them, which attention there does not do",
+            f"use the device 'cpu' or 'openvino', or export it with --context {chunk}",
         )
     return None
 

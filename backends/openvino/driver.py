@@ -174,6 +174,7 @@ _ON_CPU = Capabilities(
     kv={"int8": _GRAPHS},
     adapters=True,
     recurrent=True,
+    chunks=True,
     external_graphs=(STATEFUL,),
     uses_host_memory=True,
     speculates=True,

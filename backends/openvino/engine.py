@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Device, Interrupted
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
+from embedllm.backends.images import ImageFeatures
 from embedllm.backends.openvino.logits_slice import cut, cut_before_head
 from embedllm.backends.openvino.lora import add_adapters, set_adapter
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
+from embedllm.backends.openvino.vision import OvVision, add_images, image_inputs
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.sessions.recurrent_session import StatefulSession
@@ -54,17 +56,20 @@ def compile_folder(
     *,
     cut_logits: bool,
     adapts: bool = False,
+    takes_images: bool = False,
 ) -> ov.CompiledModel:
     """Reads the folder's model over its weights file and compiles it. Raises DeviceError.
 
     cut_logits: adds the input `logits_from`, the first position whose logits are wanted. Not in the file, because
-    openvino-genai takes four inputs and no more. adapts: adds those of adapters.
+    openvino-genai takes four inputs and no more. adapts: adds those of adapters; takes_images: those of images.
     """
     path = package.folder / graph.file
     with as_device_error(f"cannot load '{path}' on {target}"):
         model = core().read_model(path, package.weights)
         if adapts:
             add_adapters(model, package.decoder)
+        if takes_images:
+            add_images(model, package.decoder)
         if cut_logits:
             _cut_logits(model, package.architecture)
         return core().compile_model(model, target, properties)
@@ -98,8 +103,11 @@ class OvEngine:
         self.adapts = adapts
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
         chosen = properties(target, options or OpenVINOOptions(), threads, exact)
+        self.images: ImageFeatures | None = None
+        if package.external is None and package.decoder.vision is not None:
+            self.images = ImageFeatures(lambda: OvVision(package, target, chosen))
         self._compiled: ov.CompiledModel | None = compile_folder(
-            package, graph, target, chosen, cut_logits=True, adapts=adapts
+            package, graph, target, chosen, cut_logits=True, adapts=adapts, takes_images=self.images is not None
         )
         self._takes = {name for given in self._compiled.inputs for name in given.names}
         if package.external is not None and difference(self, package.external_graph) > _MOST_DIFFERENCE:
@@ -122,9 +130,16 @@ class OvEngine:
         session = OvSession(self)
         return StatefulSession(self, session) if state_shapes(self.package.architecture) else session  # type: ignore[return-value]  # a Session, too
 
-    def inputs(self, tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:
-        """Of a step; a model of another exporter may take fewer."""
-        return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
+    def inputs(
+        self, tokens: Sequence[int], start: int, logits_from: int, is_stopped: Callable[[], bool] = lambda: False
+    ) -> dict[str, np.ndarray]:
+        """Of a step; a model of another exporter may take fewer. is_stopped: as ImageFeatures.take() has it."""
+        if self.images is None:
+            return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
+        found, decoder = self.images.take(tokens, is_stopped), self.package.decoder
+        if found is None:
+            return _inputs(tokens, start, logits_from) | image_inputs(decoder, None, ())
+        return _inputs(found.tokens.tolist(), start, logits_from) | image_inputs(decoder, found.features, found.places)
 
     def settle(self, cancelled: tuple[int, int]) -> None:
         """To be called when a step was cancelled; its tokens, and what would have been held.
@@ -144,6 +159,8 @@ class OvEngine:
             return
 
     def close(self) -> None:
+        if self.images is not None:
+            self.images.close()
         self._compiled = None
 
 
@@ -239,8 +256,9 @@ class OvSession:
         if self._request is None:
             raise ValueError("this session was closed")
         check_tokens(
-            tokens, self.position, vocabulary=self._model.vocabulary, limit=self._context, remedy=self._engine.remedy
-        )
+            tokens, self.position, vocabulary=self._model.vocabulary, limit=self._context, remedy=self._engine.remedy,
+            images=self._engine.images,
+        )  # fmt: skip
         if self._stopping:
             raise Interrupted
         self._cut()
@@ -253,7 +271,7 @@ class OvSession:
         self._was_cancelled = False
         self._is_running = True
         try:
-            request.start_async(self._engine.inputs(tokens, self.position, logits_from))
+            request.start_async(self._engine.inputs(tokens, self.position, logits_from, lambda: self._stopping))
             if self._stopping:  # asked for before there was anything to cancel
                 self._was_cancelled = True
                 request.cancel()

@@ -26,7 +26,8 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
     if decoder.layers[last].parallel or decoder.layers[last].altup is not None:
         places = [*_layer(named, OPENVINO_OUTPUT.format(last)).output(0).get_target_inputs()]
     else:
-        residual = _layer(named, OPENVINO_SUM.format(last)).input(0)
+        total = OPENVINO_OUTPUT if decoder.layers[last].mlp is None else OPENVINO_SUM
+        residual = _layer(named, total.format(last)).input(0)
         places = [*_layer(named, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
     if decoder.layers[last].per_layer_input is not None and decoder.layers[last].altup is None:
         places += _layer(named, OPENVINO_PER_LAYER_INPUT.format(last)).output(0).get_target_inputs()

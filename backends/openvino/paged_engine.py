@@ -14,9 +14,11 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
+from embedllm.backends.images import ImageFeatures
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
 from embedllm.backends.openvino.logits_slice import cut
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
+from embedllm.backends.openvino.vision import IMAGE_INPUTS, OvVision, add_images, image_inputs
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
@@ -41,7 +43,7 @@ _PIECE, _LONG_PIECE = 256, 512  # of these in one run: a run is not stopped in t
 _SMALL = 512 << 20  # bytes of weights with which a long one takes half a second, and saves 7 % (docs/performance.md)
 _BY_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}  # a scale for a channel of a block changes with each token (2026.4)
 _INPUTS = ("input_ids", "position_ids", "max_context_len", "past_lens", "subsequence_begins", "block_indices_begins",
-           "block_indices", "rows")  # fmt: skip
+           "block_indices", "rows", *IMAGE_INPUTS)  # fmt: skip
 
 
 class PagedEngine:
@@ -68,6 +70,8 @@ class PagedEngine:
             raise DeviceError(
                 f"attention of '{package.name}' has logit soft-capping, which paged attention does not do."
             )
+        if package.decoder.chunk:
+            raise DeviceError(f"layers of '{package.name}' attend in chunks, which paged attention does not do.")
         if package.decoder.is_recurrent:
             raise DeviceError(f"layers of '{package.name}' keep a state of fixed size, which has no pages.")
         self.max_batch = MAX_BATCH if joins else 1
@@ -76,10 +80,15 @@ class PagedEngine:
         self.context = package.context
         self.remedy = LARGER_EXPORT
         self.piece = _LONG_PIECE if package.files[WEIGHTS].bytes < _SMALL else _PIECE
+        self.images: ImageFeatures | None = None
+        if package.decoder.vision is not None:
+            self.images = ImageFeatures(lambda: OvVision(package, "CPU", properties))
         path = package.folder / graph.file
         with as_device_error(f"cannot load '{path}' on CPU"):
             model = core().read_model(path, package.weights)
             paged_attention(model)
+            if self.images is not None:
+                add_images(model, package.decoder)
             _cut_rows(model, package.decoder)
             compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
             self._compiled: ov.CompiledModel | None = compiled
@@ -122,13 +131,27 @@ class PagedEngine:
                 session.reserve(session.position + len(tokens))
         except MemoryError as error:
             raise DeviceError(f"there is no memory for the KV of {len(feeds)} sequences in one run.") from error
+        inputs = self._inputs(feeds, is_all=is_all)
         with as_device_error("cannot make a step"):
-            for name, values in _inputs(feeds, is_all=is_all).items():
+            for name, values in inputs.items():
                 self._request.set_tensor(name, ov.Tensor(values))
             self._request.infer()
             return self._request.get_output_tensor(0).data[:, 0].astype(np.float32)  # a copy
 
+    def _inputs(self, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool) -> dict[str, np.ndarray]:
+        inputs = _inputs(feeds, is_all=is_all)
+        if self.images is None:
+            return inputs
+        found = self.images.take(
+            [token for _, tokens in feeds for token in tokens], lambda: all(session.is_stopping for session, _ in feeds)
+        )
+        if found is None:
+            return inputs | image_inputs(self.package.decoder, None, ())
+        return {**inputs, "input_ids": found.tokens} | image_inputs(self.package.decoder, found.features, found.places)
+
     def close(self) -> None:
+        if self.images is not None:
+            self.images.close()
         self._request = self._compiled = None  # sessions may be kept, and this with them: so that both go now
         return_freed_memory()
 
@@ -235,7 +258,7 @@ class PagedSession:
         if self._is_closed:
             raise ValueError("this session was closed")
         check_tokens(tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._engine.context,
-                     remedy=LARGER_EXPORT)  # fmt: skip
+                     remedy=LARGER_EXPORT, images=self._engine.images)  # fmt: skip
 
     def _count(self, state: KeyValues) -> int:
         """How many tokens a state has, of floats or as it is stored here; ValueError when it is of another model."""

@@ -106,6 +106,7 @@ DRIVER = Driver(
                 external_graphs=(EXTERNAL.name,),
                 adapters=True,
                 recurrent=True,
+                chunks=True,
                 uses_host_memory=True,
                 speculates=True,
                 frees_windows=sys.platform == "linux",  # as sparse_memory.GIVES_BACK

@@ -14,10 +14,12 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, Unsupported
 from embedllm.backends.checks import cannot_run
+from embedllm.backends.images import ImageFeatures
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.batch import MAX_BATCH, Batch
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.ort.session import OrtSession
+from embedllm.backends.ort.vision import OrtVision
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.sessions.sparse_memory import GIVES_BACK
 from embedllm.backends.system.cpu_threads import compute_threads
@@ -127,6 +129,9 @@ class OrtEngine:
         self.only_last = False  # the graph gives the logits of the last position only
         self.adapts = adapts
         options = session_options(runtime, exact)
+        self.images: ImageFeatures | None = None  # on other providers graphs have no inputs for them
+        if attachment is None and package.decoder.vision is not None:
+            self.images = ImageFeatures(lambda: OrtVision(package, session_options(runtime, exact)))
         path = package.folder / graph.file
         forgets = GIVES_BACK and attachment is None and not package.decoder.is_recurrent  # whose rewinds go far back
         self.windows = {
@@ -231,6 +236,8 @@ class OrtEngine:
     def close(self) -> None:
         self._pages.stop()
         self._session = None
+        if self.images is not None:
+            self.images.close()
         self._batches = []  # they hold it, too
         return_freed_memory()
 

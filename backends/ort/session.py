@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.backends.base import Cached, KeyValues, Span
+    from embedllm.backends.images import ImageFeatures
     from embedllm.backends.sessions.shared_kv import SharedKv
     from embedllm.package.architecture import Decoder
     from embedllm.package.lora.adapter import Adapter
@@ -37,6 +38,7 @@ class SessionHost(Protocol):
     package: Package
     adapts: bool
     only_last: bool
+    images: ImageFeatures | None
     windows: dict[str, int]  # by the name of the keys or values
 
     @property
@@ -67,6 +69,8 @@ class OrtSession:
         self._is_bound = False  # to its KV as that lies now
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
+        self._images = engine.images
+        self._seen: list[ort.OrtValue] = []  # inputs of the images in a run, which the binding may not hold
         self.kv = engine.empty_kv()
         self.retention = WindowedKvRetention(engine.windows)
         self._was_many = False  # the last feed: a prompt
@@ -90,7 +94,8 @@ class OrtSession:
         """Raises ValueError and ContextFull, as feed."""
         if self._binding is None:
             raise ValueError("this session was closed")
-        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT,
+                     images=self._images)  # fmt: skip
 
     def begin_feed(self, count: int) -> None:
         """To be called before that many tokens are fed: by then its place is settled.
@@ -234,6 +239,7 @@ class OrtSession:
             bind_adapter(binding, self._decoder, self.adapter)
         self._binding = binding
         self._is_bound = False
+        self._seen = []
 
     def _end_feed(self) -> None:
         if self.shared is not None:
@@ -248,7 +254,8 @@ class OrtSession:
         if not self._is_bound:
             bind_kv(binding, self.kv)
             self._is_bound = True
-        binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
+        ids = self._bind_images(tokens) if self._images is not None else tokens
+        binding.bind_cpu_input("input_ids", np.array([ids], np.int64))
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
         if not self._only_last:
             # as a value: bind_cpu_input does not find an input that has a default (ONNX Runtime 1.31)
@@ -257,6 +264,22 @@ class OrtSession:
             binding.bind_ortvalue_input("logits_from", self._first)
         self._states.bind(binding)
         return binding
+
+    def _bind_images(self, tokens: Sequence[int]) -> Sequence[int] | NDArray[np.int64]:
+        """Binds the features of the images among the tokens, or none; the ids that the graph takes."""
+        assert self._images is not None
+        assert self._binding is not None
+        found = self._images.take(tokens, lambda: self.is_stopping)
+        if found is None and not self._seen:
+            return tokens
+        hidden = self._decoder.hidden
+        features = np.zeros((0, hidden), np.float32) if found is None else found.features
+        places = np.array([(0, place) for place in (found.places if found else ())], np.int64).reshape(-1, 2)
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (features, places)]
+        for name, value in zip(("image_features", "image_positions"), values, strict=True):
+            self._binding.bind_ortvalue_input(name, value)
+        self._seen = values
+        return tokens if found is None else found.tokens
 
     def _run(self, binding: ort.IOBinding, count: int, options: ort.RunOptions) -> None:
         assert self._session is not None  # as long as there is a binding

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from embedllm.backends.base import Interrupted, MovesState
 from embedllm.cancel import Cancel
+from embedllm.errors import DeviceError
 from embedllm.generation.beam_search import Beam, BeamSearch
 from embedllm.generation.chunk import Statistics
 from embedllm.generation.loop import Feed
@@ -106,7 +107,10 @@ class BeamRunner:
         rows = [(yield from self._prefill(used[0]))[-1]]
         self._prefill_s = time.perf_counter() - started
         while True:
-            self._search.accept(rows)
+            try:
+                self._search.accept(rows)
+            except DeviceError as error:
+                raise DeviceError(f"on '{self._sequences.engine.device.name}', {error}") from error
             if self._search.is_done:
                 return
             if cancel.cancelled:

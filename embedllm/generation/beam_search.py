@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from embedllm.sampling.sampler import check_logits
 from embedllm.types import Logits
 
 _MOST_BEAMS = 1024
@@ -61,7 +62,10 @@ class BeamSearch:
             raise ValueError(f"early_stopping is {self.early_stopping!r}; expected True, False or 'never'")
 
     def accept(self, rows: Sequence[Logits]) -> None:
-        """One token more: the best beams run on, those that ended are found."""
+        """One token more: the best beams run on, those that ended are found.
+
+        Raises DeviceError for logits of a broken model: not finite, or all equal.
+        """
         # enough candidates that `beams` remain when all others end
         count = max(2, 1 + len(self.stop_tokens)) * self.beams
         nexts = [beam for place, row in enumerate(rows) for beam in _prolonged(self.running[place], place, row, count)]
@@ -90,6 +94,7 @@ class BeamSearch:
 def _prolonged(beam: Beam, place: int, row: Logits, count: int) -> list[Beam]:
     """The most probable continuations of a beam by one token."""
     best, logsumexp = row.top(count), row.logsumexp()
+    check_logits(row, best.logits[0] - logsumexp)
     return [
         Beam((*beam.tokens, token), (*beam.logprobs, logit - logsumexp), beam.total + logit - logsumexp, place)
         for token, logit in zip(best.tokens, best.logits, strict=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from embedllm.cancel import Cancel
 from embedllm.errors import DeviceError
 
 T = TypeVar("T")
@@ -213,6 +214,23 @@ class EngineLoop:
         import ctypes
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._hosted))
+
+
+class Ticket:
+    """A caller's hold of a request: leaving or dropping it, for whatever reason, ends the request."""
+
+    def __init__(self, loop: EngineLoop, cancel: Cancel) -> None:
+        """cancel: of this request alone."""
+        self._loop = loop
+        self._cancel = cancel
+        loop.when_dropped(self, cancel.cancel)  # where a KeyboardInterrupt came before whoever had it could leave it
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop.is_alive:  # in a forked process nothing runs that could be ended
+            self._cancel.cancel()
 
 
 class _Here(threading.local):

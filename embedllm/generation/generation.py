@@ -10,8 +10,9 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from embedllm.errors import DeviceError
 from embedllm.generation.chunk import Chunk, Statistics, _parted
-from embedllm.sampling.sampler import Sampler, top_logprobs
+from embedllm.sampling.sampler import Sampler, check_logits, top_logprobs
 from embedllm.text.stream import StopStrings, TextStream
 from embedllm.tools.calls import ReplyReader
 from embedllm.types import Logits
@@ -45,6 +46,7 @@ class Generation:
     top_count: int  # of the most probable tokens to report
     statistics: Statistics
     reader: ReplyReader | None = None  # where a reply is more than text
+    device: str = ""  # what gives the logits, for errors
     drafted_tokens: int = field(default=0, init=False)  # fed on suspicion; counted by who feeds
     dropped_tokens: int = 0  # before it, and since; counted by who drops them
     _accepted_tokens: int = field(default=0, init=False)
@@ -59,11 +61,16 @@ class Generation:
         """Decides one step; the last one has a finish_reason, and must not be followed by another.
 
         proposed: the token that was fed already in the hope that it would be chosen; it has no part in the choice.
+        Raises DeviceError for logits of a broken model: not finite, or all equal.
         """
         began_s = time.perf_counter()
-        top = tuple(top_logprobs(logits, self.top_count)) if self.top_count else ()
         sampler, stops, reason, by = self.sampler, self.stops, None, None
-        picked = sampler.pick(logits)
+        try:
+            top = tuple(top_logprobs(logits, self.top_count)) if self.top_count else ()
+            picked = sampler.pick(logits)
+            check_logits(logits, picked.logprob)
+        except DeviceError as error:
+            raise DeviceError(f"on '{self.device}', {error}") from error
         token = picked.token
         sampler.note(token)
         is_stop, is_whole = token in self.stop_tokens, sampler.is_done

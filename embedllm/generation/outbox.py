@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from embedllm.cancel import Cancel
 from embedllm.generation.engine_loop import EngineLoop
 
 if TYPE_CHECKING:
@@ -52,18 +52,14 @@ class _Buffered(Generic[T]):
 
     def flush(self) -> None:
         """Gives the reader what is held; see Scheduler.step()."""
-        if not self._is_whole:
-            self._send_held()
+        if self._held and not self._is_whole:
+            held, self._held = self._held, []
+            self._send(held)
 
     def end(self, error: BaseException | None = None) -> None:
         """No more comes; the reader is given the rest, and then the error."""
-        self._send_held()
-        self._send(_End(error))
-
-    def _send_held(self) -> None:
-        if self._held:
-            held, self._held = self._held, []
-            self._send(tuple(held))
+        held, self._held = self._held, []
+        self._send([*held, _End(error)])
 
     def _take(self, loop: EngineLoop) -> None:
         """The reader has one more."""
@@ -72,7 +68,7 @@ class _Buffered(Generic[T]):
             self._is_paused = False
             loop.wake()
 
-    def _send(self, items: tuple[T, ...] | _End) -> None:
+    def _send(self, items: Sequence[T | _End]) -> None:
         raise NotImplementedError
 
 
@@ -83,7 +79,7 @@ class Outbox(_Buffered[T]):
         """on_error: called when an error ends it."""
         super().__init__(is_whole=is_whole)
         self._on_error = on_error
-        self._queue: SimpleQueue[tuple[T, ...] | _End] = SimpleQueue()
+        self._queue: SimpleQueue[Sequence[T | _End]] = SimpleQueue()
 
     def end(self, error: BaseException | None = None) -> None:
         if error is not None:
@@ -92,13 +88,14 @@ class Outbox(_Buffered[T]):
 
     def read(self, loop: EngineLoop) -> Iterator[T]:
         """The items, each as soon as it is there. Raises the error that ended them."""
-        while not isinstance(got := loop.wait(self._queue), _End):
-            for item in got:
+        while True:
+            for item in loop.wait(self._queue):
+                if isinstance(item, _End):
+                    return item.check()
                 self._take(loop)
                 yield item
-        got.check()
 
-    def _send(self, items: tuple[T, ...] | _End) -> None:
+    def _send(self, items: Sequence[T | _End]) -> None:
         self._queue.put(items)
 
 
@@ -128,8 +125,8 @@ class AsyncOutbox(_Buffered[T]):
         self._take(loop)
         return got
 
-    def _send(self, items: tuple[T, ...] | _End) -> None:
-        self._queue.extend((items,) if isinstance(items, _End) else items)
+    def _send(self, items: Sequence[T | _End]) -> None:
+        self._queue.extend(items)
         if self._waiting is not None:
             with suppress(RuntimeError):  # the event loop was closed, and its task with it
                 self._events.call_soon_threadsafe(self._wake)
@@ -140,29 +137,12 @@ class AsyncOutbox(_Buffered[T]):
             waiting.set_result(None)
 
 
+@dataclass(slots=True)
 class _End:
     """The last entry."""
 
-    def __init__(self, error: BaseException | None) -> None:
-        self._error = error
+    error: BaseException | None
 
     def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-
-class Ticket:
-    """A caller's hold of a request: leaving or dropping it, for whatever reason, ends the request."""
-
-    def __init__(self, loop: EngineLoop, cancel: Cancel) -> None:
-        """cancel: of this request alone."""
-        self._loop = loop
-        self._cancel = cancel
-        loop.when_dropped(self, cancel.cancel)  # where a KeyboardInterrupt came before whoever had it could leave it
-
-    def __enter__(self) -> Ticket:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._loop.is_alive:  # in a forked process nothing runs that could be ended
-            self._cancel.cancel()
+        if self.error is not None:
+            raise self.error

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import get_args
 
+from embedllm.backends.base import ImageInput
 from embedllm.errors import ContextFull
 from embedllm.generation.options import Speculate
 from embedllm.kv_cache.context_shift import ContextShift
@@ -42,6 +43,7 @@ class Request:
     timeout_s: float = math.inf  # after which it ends with "timeout", in the queue too
     is_rejectable: bool = True  # by a full queue; False: part of a call that was begun
     adapter: Adapter | None = None
+    images: tuple[ImageInput, ...] = ()  # of the prompt, which has their ids (embedllm/backends/images.py)
 
 
 def reject_first_only(requests: Sequence[Request]) -> list[Request]:

@@ -10,9 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from embedllm.backends.images import place_images
 from embedllm.errors import TemplateError
 from embedllm.generation.options import Speculate
 from embedllm.generation.request import Request
+from embedllm.images.processors import Processor, open_processor
+from embedllm.images.prompt import PreparedImage, check_count, expand, has_images, split_images
+from embedllm.package.architecture import Decoder, Vision
 from embedllm.package.lora.adapter import Adapters, present
 from embedllm.package.package import Package
 from embedllm.sampling.bans import spelled
@@ -21,7 +25,15 @@ from embedllm.sampling.options import Sampling
 from embedllm.sampling.structured.response_format import Grammars, ResponseFormat, grammar_source
 from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from embedllm.text.content_marks import ContentMarks, RenderedPrompt
-from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, plain_content, token_ids
+from embedllm.text.prompt import (
+    Prompt,
+    TemplateOptions,
+    are_messages,
+    check_messages,
+    plain_content,
+    texts_as_parts,
+    token_ids,
+)
 from embedllm.text.prompt_length import check_length
 from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.text.stream import StopStrings
@@ -31,6 +43,7 @@ from embedllm.tools.selection import reply_format
 from embedllm.tools.tool_choice import call_grammar, choice_name, is_forced, optional_call_grammar
 
 if TYPE_CHECKING:
+    from embedllm.images.sources import ImageSource
     from embedllm.text.chat_template import JSON
 
 _log = logging.getLogger("embedllm")
@@ -58,6 +71,7 @@ class RequestBuilder:
         self._adapters = adapters
         self._marks = None if parse_special else ContentMarks(special_texts(tokenizer))
         self._reply_format: ReplyFormat | None = None
+        self._processor: Processor | None = None
         self._has_logged_gap = False
 
     @property
@@ -70,22 +84,44 @@ class RequestBuilder:
 
     def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> RenderedPrompt:
         """See Model.prompt()."""
+        return self._rendered(messages, options)[0]
+
+    def _rendered(
+        self, messages: Sequence[Message], options: TemplateOptions
+    ) -> tuple[RenderedPrompt, list[ImageSource]]:
+        """What the chat template writes, with a placeholder for each image, and the images."""
         template, written = self._chat_template(), self._written()
+        messages, sources = self._split_images(messages)
         tools = options.tools
         described: Sequence[Mapping[str, JSON]] = ()
         if tools and written.gaps.hide_tools_of(messages):
             described, tools = tool_schemas(tools), None
             self._log_gap()
-        messages = plain_content(messages, joins_parts=not template.takes_parts(with_tools=tools is not None))
+        form = template.content_form(with_tools=tools is not None)
+        messages = plain_content(messages, joins_parts=form == "text" and not sources)
         messages = written.gaps.filled(messages, described)
+        if form == "parts":
+            messages = texts_as_parts(messages)
         shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
-        return template.render_marked(shown, self._marks, tools=tools, documents=options.documents,
-                                      variables=options.variables,
-                                      continue_final_message=options.continue_final_message)  # fmt: skip
+        rendered = template.render_marked(shown, self._marks, tools=tools, documents=options.documents,
+                                          variables=options.variables,
+                                          continue_final_message=options.continue_final_message)  # fmt: skip
+        return rendered, sources
+
+    def _split_images(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[ImageSource]]:
+        """The messages with placeholders for templates, and their images. Raises ValueError if the model takes none."""
+        if not has_images(messages):
+            return messages, []
+        if self._vision is None:
+            raise ValueError(
+                f"'{self._package.name}' reads text only: it takes no images. Leave them out, or load a "
+                "vision-language model (docs/guide-images.md)."
+            )
+        return split_images(messages)
 
     def prompt_tokens(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """The token ids of prompt()."""
-        return self._tokenizer.encode_prompt(self.prompt(messages, options))
+        return self._encoded(*self._rendered(messages, options), None)[0]
 
     def request(
         self,
@@ -114,13 +150,14 @@ class RequestBuilder:
         choice = choice_name(tool_choice)
         used = None if choice == "none" else tools
         template = TemplateOptions(used, variables, documents, continue_final_message)
-        tokens, written = self._tokens(prompt, template, limit)
+        tokens, written, images = self._tokens(prompt, template, limit)
         stops = _texts(stop)
         StopStrings(stops)  # raises for what is none
         ends = frozenset(self._package.stop_tokens if stop_tokens is None else self._tokens_of(stop_tokens))
         ends |= self._special_tokens(stops)
         request = Request(
             prompt=tokens,
+            images=images,
             sampling=spelled(sampling, partial(self._tokenizer.encode, special=False)),
             max_tokens=self._max_tokens if max_tokens is None else max_tokens,
             min_tokens=min_tokens,
@@ -156,6 +193,11 @@ class RequestBuilder:
         if any(not 0 <= token < size for token in found):
             raise ValueError(f"stop_tokens is {stop_tokens!r}; expected a list of token ids, 0 to {size - 1}.")
         return found
+
+    @property
+    def _vision(self) -> Vision | None:
+        architecture = self._package.architecture
+        return architecture.vision if isinstance(architecture, Decoder) else None
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -224,17 +266,20 @@ class RequestBuilder:
         found = {self._special_token(string) for string in strings}
         return {token for token in found if token is not None}
 
-    def _tokens(self, prompt: Prompt, template: TemplateOptions, limit: int | None) -> tuple[list[int], str | None]:
-        """The prompt as token ids, and what the template wrote.
+    def _tokens(
+        self, prompt: Prompt, template: TemplateOptions, limit: int | None
+    ) -> tuple[list[int], str | None, tuple[PreparedImage, ...]]:
+        """The prompt as token ids, what the template wrote, and the images.
 
         A template writes the special tokens itself, and those in messages are text; plain text gets the tokenizer's.
         """
         if isinstance(prompt, Mapping) or are_messages(prompt):
             check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
-            written = self.prompt(messages, template)
+            written, sources = self._rendered(messages, template)
             self._check_length(written.text, limit)
-            return self._tokenizer.encode_prompt(written), written.text
+            tokens, images = self._encoded(written, sources, limit)
+            return tokens, written.text, images
         if template != TemplateOptions():
             raise ValueError(
                 "tools, variables, documents and continue_final_message go through the chat template; give the prompt "
@@ -242,8 +287,21 @@ class RequestBuilder:
             )
         if isinstance(prompt, str):
             self._check_length(prompt, limit)
-            return self._tokenizer.encode(prompt, special=True), None
-        return token_ids(prompt), None
+            return self._tokenizer.encode(prompt, special=True), None, ()
+        return token_ids(prompt), None, ()
+
+    def _encoded(
+        self, written: RenderedPrompt, sources: Sequence[ImageSource], limit: int | None
+    ) -> tuple[list[int], tuple[PreparedImage, ...]]:
+        """The tokens of what the template wrote, with the ids of its images, and these."""
+        if not sources or (vision := self._vision) is None:
+            return self._tokenizer.encode_prompt(written), ()
+        if self._processor is None:
+            self._processor = open_processor(self._package.folder, vision, self._tokenizer.named)
+        images = tuple(PreparedImage(source, self._processor) for source in sources)
+        check_count(images, limit)
+        tokens = self._tokenizer.encode_prompt(expand(written, self._processor, sources))
+        return place_images(tokens, images, vision.image_token), images
 
     def _check_length(self, text: str, limit: int | None) -> None:
         if limit is not None:

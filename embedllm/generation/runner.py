@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 from embedllm.backends.base import Engine, FeedsAll, Interrupted
+from embedllm.backends.images import images_of, without_images
 from embedllm.cancel import Cancel
+from embedllm.errors import DeviceUnavailable
 from embedllm.generation.async_stream import AsyncStream, DirectSource, TicketSource, awaited_feed
 from embedllm.generation.beam_runner import BeamRunner, Reply
 from embedllm.generation.beam_search import BeamSearch
 from embedllm.generation.chunk import Chunk, Statistics
-from embedllm.generation.engine_loop import CallerThread, EngineLoop
+from embedllm.generation.engine_loop import CallerThread, EngineLoop, Ticket
 from embedllm.generation.generation import Generation
 from embedllm.generation.loop import Proposer, arun, decode_steps, run
-from embedllm.generation.outbox import AsyncOutbox, Outbox, Ticket
+from embedllm.generation.outbox import AsyncOutbox, Outbox
 from embedllm.generation.request import Request, check_request
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING, Job, Scheduler, Steps
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
 from embedllm.generation.speculation.speculator import Draft, Speculator
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence
-from embedllm.kv_cache.sequence_pool import SequenceHandle, SequencePool
+from embedllm.kv_cache.sequence_handle import SequenceHandle
+from embedllm.kv_cache.sequence_pool import SequencePool
 from embedllm.package.file_state import LoadedFiles
 from embedllm.package.lora.adapter import Adapters
 from embedllm.sampling.sampler import Sampler
@@ -102,10 +105,28 @@ class Runner:
         """
         self.check_files()
         check_request(request, context=self._context, remedy=self._remedy)
+        if request.images:
+            self._take_images(request)
         if request.speculate == "draft" and self.draft is None:
             raise ValueError("speculate is 'draft', and this model has none; load it with draft=.")
         if self.is_direct and request.timeout_s != math.inf:
             raise ValueError("timeout needs the thread of the model, and this one has none; use cancel=.")
+
+    def _take_images(self, request: Request) -> None:
+        """Lets a request's images be fed, as long as it is there.
+
+        Raises DeviceUnavailable where the device takes none, ValueError for what they cannot be combined with.
+        """
+        if (images := images_of(self.engine)) is None:
+            device = self.engine.device.name
+            reason = "it does not run vision encoders with this library, or this model has none"
+            remedy = "use the device 'cpu' or 'openvino', with a vision-language model"
+            raise DeviceUnavailable(f"'{device}' takes no images: {reason}; {remedy}.", [(device, reason, remedy)])
+        if request.shift is not None:
+            raise ValueError(
+                "the context shift moves KV that images are part of; leave it out for prompts with images."
+            )
+        images.add(request.images)
 
     def check_files(self) -> None:
         """Raises PackageError where the weights of the model, or of its draft model, were changed on disk."""
@@ -140,6 +161,36 @@ class Runner:
                 tickets.enter_context(self._submit(request, own, outbox))
             for outbox in outboxes:
                 yield list(outbox.read(self._loop))
+
+    def stream_all(self, requests: Sequence[Request], cancel: Cancel) -> Generator[tuple[int, Chunk], None, None]:
+        """The chunks of several requests that run together, each with the place of its request, in turns."""
+        with cancel.passed_on() as own:
+            streams = {place: self.stream(request, own) for place, request in enumerate(requests)}
+            try:
+                while streams:
+                    for place, chunks in list(streams.items()):
+                        if (chunk := next(chunks, None)) is None:
+                            del streams[place]
+                        else:
+                            yield place, chunk
+            finally:
+                for chunks in streams.values():
+                    chunks.close()
+
+    async def astream_all(self, requests: Sequence[Request], cancel: Cancel) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """As stream_all(), for `async for`, without blocking the event loop."""
+        with cancel.passed_on() as own:
+            streams = {place: self.astream(request, own) for place, request in enumerate(requests)}
+            try:
+                while streams:
+                    for place, chunks in list(streams.items()):
+                        if (chunk := await anext(chunks, None)) is None:
+                            del streams[place]
+                        else:
+                            yield place, chunk
+            finally:
+                for chunks in streams.values():
+                    await chunks.aclose()
 
     def astream(
         self,
@@ -284,11 +335,11 @@ class Runner:
             pieces, generation = self._begin(used, request, queued_s)
             proposer = None
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
-                draft = None
-                if self.draft is not None and request.speculate != "lookup":
+                draft, text = None, without_images(request.prompt)
+                if self.draft is not None and request.speculate != "lookup" and not request.images:
                     draft = held.enter_context(self.draft.draft_sequence(request.prompt, cancel))
                 uses_lookup = request.speculate != "draft"
-                proposer = Speculator(request.prompt, self._experience, draft=draft, uses_lookup=uses_lookup,
+                proposer = Speculator(text, self._experience, draft=draft, uses_lookup=uses_lookup,
                                        room=used.room)  # fmt: skip
             yield used, pieces, generation, proposer
 
@@ -314,13 +365,13 @@ class Runner:
         if request.shift is not None:
             sequence.shift, sequence.note_dropped = request.shift, note_dropped
             sequence.keep_all()  # it is moved
-        began_s = time.perf_counter()
+        began_s, text = time.perf_counter(), without_images(request.prompt)
         held = self.sequences.begin(sequence, request.prompt, request.adapter)
         limit, limit_reason = self._limit(request)
         generation = Generation(
             sampler=Sampler(
                 request.sampling,
-                request.prompt,
+                text,
                 constraint=request.constraint,
                 stop_tokens=request.stop_tokens,
                 min_tokens=request.min_tokens,
@@ -330,7 +381,7 @@ class Runner:
                 self._text,
                 special=request.special,
                 kept=request.kept,
-                before=request.prompt if request.is_continuation else (),
+                before=text if request.is_continuation else (),
             ),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,
@@ -338,6 +389,7 @@ class Runner:
             limit_reason=limit_reason,
             top_count=request.top_count,
             reader=request.reader,
+            device=self.engine.device.name,
             statistics=Statistics(
                 prompt_tokens=len(request.prompt),
                 cached_tokens=held,

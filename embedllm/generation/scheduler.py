@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from embedllm.backends.base import BatchRow, Interrupted
-from embedllm.errors import Busy, DeviceError
+from embedllm.errors import Busy, out_of_memory
 from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
 
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 # gives what goes to the caller; asks for a feed, and is sent its rows; or for several, and is sent a list of rows
 Steps: TypeAlias = "Generator[object, Any, None]"
+_Rows: TypeAlias = "Callable[[Sequence[BatchRow]], Sequence[Logits]]"  # of an engine: feeds several sessions in one run
+_Part: TypeAlias = "tuple[_Ask, int]"  # what is fed next, and how many of its tokens
 PRIORITY_S = 10.0  # one step of priority is worth this many seconds of waiting, so that none waits for ever
 MAX_WAITING = 1024  # requests; each costs its prompt
 _FULL = 8  # sequences that step, beside which a whole prompt budget is read
-_LEAST_BESIDE = 2  # tokens of a prompt that is read together with others
+_LEAST_WHOLE = 2  # tokens of a prompt that is read together with others
 _BESIDE_TURNS = 64  # the same budget on a device that takes turns
 _WAKE_S = 1 / 60  # seconds, the time of a display's frame, in which readers are woken once
 _TIDY_EVERY = 32  # iterations with something to feed: then a little is done of what can wait, too
@@ -110,6 +112,11 @@ class Job:
         """Whether it can go on: its reader keeps up, and its own code does not run."""
         return not self.is_busy and not self.outbox.is_full
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether its KV can be taken away until there is room again: of one sequence, and of this model."""
+        return not self.is_busy and self.sequence is not None and self.after_recall is None
+
     def is_over(self, now_s: float) -> bool:
         return self.cancel.cancelled or now_s >= self.deadline_s
 
@@ -176,20 +183,16 @@ class Scheduler:
                 self._advance(job)
         asks = [ask for job in jobs for ask in job.asks if not ask.is_answered]
         steps = [ask for ask in asks if not ask.feed.is_prompt]
-        beside = _prompts_beside(steps, [ask for ask in asks if ask.feed.is_prompt])
-        mixed = [one for one in beside if _mixes(one[0], steps)]
-        self._feed([*((ask, len(ask.feed.tokens)) for ask in steps), *mixed])
+        runs = _runs(steps, _pieces(steps, [ask for ask in asks if ask.feed.is_prompt]))
+        prompts = [run for run in runs if run[1][0][0].feed.is_prompt]
+        for rows, parts in runs[: len(runs) - len(prompts)]:
+            self._feed(rows, parts)
         self._resume(jobs)
-        self._wake_readers(is_due=len(beside) > len(mixed))  # before prompts are read
-        for group in _prompt_groups([one for one in beside if one not in mixed]):
+        self._wake_readers(is_due=bool(prompts))  # before they are read
+        for rows, parts in prompts:
             # unless what ran meanwhile has fed it, ended its request or preempted it: the model, called by its own code
-            due = [one for one in group if one[0].job in self.running and one[0] in one[0].job.asks]
-            ready = [(ask, count) for ask, count in due if ask.left >= count]
-            engine = group[0][0].sequence.prompt_batches
-            if engine is None or len(ready) < 2:
-                self._feed(ready)
-            else:
-                self._feed_rows(engine.read_prompts, ready)
+            due = [(ask, count) for ask, count in parts if ask.job in self.running and ask in ask.job.asks]
+            self._feed(rows, [(ask, count) for ask, count in due if ask.left >= count])
             self._resume([ask.job for ask, _ in due])  # its first token does not wait for the prompts of others
         self._iterations += 1
         if asks and self._iterations % _TIDY_EVERY:
@@ -264,7 +267,7 @@ class Scheduler:
         Those that nobody reads come first, then those admitted last.
         """
         while not self._pool.make_room(0) and len(self.running) > 1:
-            able = [job for job in reversed(self.running) if self._can_wait(job)]
+            able = [job for job in reversed(self.running) if job.can_wait]
             paused = [job for job in able if job.outbox.is_full]
             active = [job for job in able if not job.outbox.is_full]
             if not (victims := [*paused, *active[: self._active() - 1]]):
@@ -294,39 +297,24 @@ class Scheduler:
         if missing:
             job.after_recall, job.asks = job.asks, [_ask(job, Feed(job.sequence, missing, is_prompt=True))]
 
-    def _feed(self, parts: Sequence[tuple[_Ask, int]]) -> None:
-        """Feeds the given number of tokens of each ask."""
-        together: dict[int, list[tuple[_Ask, int]]] = {}
-        for ask, count in parts:
-            engine = ask.sequence.batches
-            is_row = engine is not None and not ask.feed.is_all and (count == 1 or engine.mixes_lengths)
-            together.setdefault(id(engine if is_row else ask), []).append((ask, count))
-        for group in together.values():
-            engine = group[0][0].sequence.batches
-            most = engine.max_batch if engine is not None else 1
-            for at in range(0, len(group), most):
-                rows = group[at : at + most]
-                if engine is None or len(rows) == 1:
-                    self._feed_alone(*rows[0])
-                else:
-                    self._feed_rows(engine.run_batch, rows)
-
-    def _feed_rows(
-        self, run: Callable[[Sequence[BatchRow]], Sequence[Logits]], parts: Sequence[tuple[_Ask, int]]
-    ) -> None:
+    def _feed(self, rows: _Rows | None, parts: Sequence[_Part]) -> None:
+        """Feeds the given number of tokens of each ask; rows: by one call of this, None: alone."""
+        if rows is None or len(parts) == 1:
+            for ask, count in parts:
+                self._feed_alone(ask, count)
+            return
         ready: list[tuple[_Ask, Sequence[int]]] = []
         for ask, count in parts:
-            tokens = ask.feed.tokens[ask.fed : ask.fed + count]
             try:
                 ask.sequence.prepare(count)
-                ready.append((ask, tokens))
+                ready.append((ask, ask.feed.tokens[ask.fed : ask.fed + count]))
             except Exception as error:  # noqa: BLE001  # of this request only: its context is full, say
                 ask.error = error
         if not ready:
             return
         try:
-            rows = [BatchRow(ask.sequence.session, tokens) for ask, tokens in ready]
-            logits = ready[0][0].sequence.loop.call(lambda: run(rows))  # as _feed_alone
+            batch = [BatchRow(ask.sequence.session, tokens) for ask, tokens in ready]
+            logits = ready[0][0].sequence.loop.call(lambda: rows(batch))  # as _feed_alone
         except Exception as error:  # noqa: BLE001  # every request that was part of it raises it
             for ask, _ in ready:
                 ask.error = error
@@ -357,13 +345,7 @@ class Scheduler:
                 continue
             self._advance(job, [ask.rows for ask in asks] if job.is_list else asks[0].rows, error=error)
 
-    def _advance(
-        self,
-        job: Job,
-        rows: Sequence[Logits] | Sequence[Sequence[Logits] | None] | None = None,
-        *,
-        error: BaseException | None = None,
-    ) -> None:
+    def _advance(self, job: Job, rows: object = None, *, error: BaseException | None = None) -> None:
         """Runs a request's own code until it asks for the next feeds, or ends."""
         assert job.steps is not None
         job.asks, job.after_recall = [], None
@@ -392,23 +374,10 @@ class Scheduler:
         if self._is_closed and job.steps is not None:  # closed by what its own code called
             self._advance(job, error=Interrupted())
 
-    def _can_wait(self, job: Job) -> bool:
-        """Whether its KV can be taken away until there is room again: of one sequence, and of this model."""
-        return not job.is_busy and job.sequence is not None and job.after_recall is None
-
     def _end(self, job: Job, error: BaseException | None) -> None:
         self.running.remove(job)
         job.steps = None
-        job.outbox.end(_out_of_memory(error) if isinstance(error, MemoryError) else error)
-
-
-def _out_of_memory(error: MemoryError) -> DeviceError:
-    raised = DeviceError(
-        f"the memory of this process is used up ({str(error) or 'MemoryError'}). Ask for fewer tokens, beams or "
-        "requests at once, or close other models."
-    )
-    raised.__cause__ = error
-    return raised
+        job.outbox.end(out_of_memory(error) if isinstance(error, MemoryError) else error)
 
 
 def _ask(job: Job, feed: Feed) -> _Ask:
@@ -416,38 +385,45 @@ def _ask(job: Job, feed: Feed) -> _Ask:
     return _Ask(job, feed, feed.sequence)
 
 
-def _prompts_beside(steps: Sequence[_Ask], prompts: Sequence[_Ask]) -> list[tuple[_Ask, int]]:
+def _pieces(steps: Sequence[_Ask], prompts: Sequence[_Ask]) -> list[_Part]:
     """Which prompts are read in this iteration, and how many tokens of each; the first come first."""
     budgets: dict[int, int] = {}
     stepping = Counter(id(ask.sequence.engine) for ask in steps if prompts)
-    chosen: list[tuple[_Ask, int]] = []
+    pieces: list[_Part] = []
     for ask in prompts:
-        engine = ask.sequence.engine
-        budget = budgets.setdefault(id(engine), _prompt_budget(ask.sequence, stepping[id(engine)]))
+        engine = id(ask.sequence.engine)
+        budget = budgets.setdefault(engine, _prompt_budget(ask.sequence, stepping[engine]))
         if budget > 0:
             count = min(ask.left, budget, ask.sequence.max_feed)
-            chosen.append((ask, count))
-            budgets[id(engine)] = budget - count
-    return chosen
+            pieces.append((ask, count))
+            budgets[engine] -= count
+    return pieces
 
 
-def _prompt_groups(parts: Sequence[tuple[_Ask, int]]) -> list[list[tuple[_Ask, int]]]:
-    """Which prompts are read in one run: whole ones, about as long, where an engine can do that."""
-    groups: dict[tuple[int, int], list[tuple[_Ask, int]]] = {}
-    alone: list[list[tuple[_Ask, int]]] = []
-    for ask, count in parts:
-        engine = ask.sequence.prompt_batches
-        if engine is not None and not ask.sequence.tokens and ask.left == count >= _LEAST_BESIDE:
-            groups.setdefault((id(engine), count.bit_length()), []).append((ask, count))
-        else:
-            alone.append([(ask, count)])
-    batches = [
-        group[at : at + engine.max_batch]
-        for group in groups.values()
-        if (engine := group[0][0].sequence.prompt_batches) is not None
-        for at in range(0, len(group), engine.max_batch)
-    ]
-    return [*batches, *alone]
+def _runs(steps: Sequence[_Ask], pieces: Sequence[_Part]) -> list[tuple[_Rows | None, list[_Part]]]:
+    """What is fed in one run, where an engine can do that; None: that is fed alone. Those with steps come first.
+
+    Pieces of prompts go into the run of the steps, or whole ones that are about as long into one of their own.
+    """
+    runs: list[tuple[_Rows | None, list[_Part]]] = []
+    latest: dict[object, list[_Part]] = {}
+    stepping = {id(ask.sequence.batches) for ask in steps if pieces and not ask.feed.is_all}
+    for part in [*((ask, len(ask.feed.tokens)) for ask in steps), *pieces]:
+        ask, count = part
+        feed, sequence = ask.feed, ask.sequence
+        rows, kind, most = None, ask, 1
+        if (engine := sequence.batches) is not None:
+            most = engine.max_batch
+            if not feed.is_prompt or (engine.mixes_lengths and id(engine) in stepping):
+                if not feed.is_all and (count == 1 or engine.mixes_lengths):
+                    rows, kind = engine.run_batch, id(engine)
+            elif (reads := sequence.prompt_batches) and not sequence.tokens and ask.left == count >= _LEAST_WHOLE:
+                rows, kind = reads.read_prompts, (id(engine), count.bit_length())
+        if (group := latest.get(kind)) is None or len(group) == most:
+            group = latest[kind] = []
+            runs.append((rows, group))
+        group.append(part)
+    return runs
 
 
 def _prompt_budget(sequence: CachedSequence, stepping: int) -> int:
@@ -459,16 +435,6 @@ def _prompt_budget(sequence: CachedSequence, stepping: int) -> int:
         return min(engine.chunk, _BESIDE_TURNS)
     # a step of few takes less time than one of many, and so may what is read beside it
     return max(1, sequence.batches.prompt_budget * max(_FULL // 4, min(stepping, _FULL)) // _FULL)
-
-
-def _mixes(ask: _Ask, steps: Sequence[_Ask]) -> bool:
-    """Whether a piece of a prompt goes into the run of the steps."""
-    engine = ask.sequence.batches
-    return (
-        engine is not None
-        and engine.mixes_lengths
-        and any(step.sequence.batches is engine and not step.feed.is_all for step in steps)
-    )
 
 
 def _note(ask: _Ask, count: int, rows: Sequence[Logits]) -> None:

@@ -18,6 +18,7 @@ MORE_TEMPLATES = "additional_chat_templates"  # a folder
 # what is copied into a package as it is
 TEXTS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+    "preprocessor_config.json", "processor_config.json",
     "chat_template.jinja", "chat_template.json", f"{MORE_TEMPLATES}/*.jinja",
     "LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "[Nn]otice*",
 )  # fmt: skip

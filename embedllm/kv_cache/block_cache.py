@@ -47,7 +47,11 @@ def slice_state(state: KeyValues, start: int, stop: int) -> KeyValues:
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a whole block."""
-    return sha256(parent + array("i", tokens).tobytes()).digest()
+    try:
+        numbers = array("i", tokens)
+    except OverflowError:  # ids of images (embedllm/backends/images.py)
+        numbers = array("q", tokens)
+    return sha256(parent + numbers.tobytes()).digest()
 
 
 def block_keys(tokens: Sequence[int], root: bytes) -> list[bytes]:

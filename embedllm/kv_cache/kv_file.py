@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.backends.images import FIRST_ID
 from embedllm.errors import PackageError
 from embedllm.files.atomic import atomic_write
 from embedllm.files.safetensors_header import Tensor, read_header
@@ -26,7 +27,7 @@ _TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1"), 
           "U16": np.dtype("<u2")}  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _NAME = re.compile(r"(0|[1-9]\d{0,9})\.\d{1,6}\.(?:key|value)", re.ASCII)  # of a tensor
-_MOST_TOKENS = 1 << 31  # ids
+_MOST_TOKENS = 1 << 31  # ids of text
 _ALIGNED = 64  # bytes; where tensors begin
 _HASH = 64  # letters
 _NO_HASH = "0" * _HASH
@@ -90,9 +91,14 @@ def open_state(path: Path) -> StateFile:
 def _token_ids(about: Mapping[str, str]) -> tuple[int, ...]:
     """The tokens that a file notes. Raises ValueError for what is no list of them."""
     found = json.loads(about.get("tokens", "[]"))
-    if not isinstance(found, list) or not all(type(token) is int and 0 <= token < _MOST_TOKENS for token in found):
+    if not isinstance(found, list) or not all(type(token) is int and _is_id(token) for token in found):
         raise ValueError(f"its tokens are {reprlib.repr(found)}; expected a list of token ids")
     return tuple(found)
+
+
+def _is_id(token: int) -> bool:
+    """Of text, or of an image (embedllm/backends/images.py)."""
+    return 0 <= token < _MOST_TOKENS or FIRST_ID <= token < 2 * FIRST_ID
 
 
 def _checked_starts(tensors: Mapping[str, Tensor], hashes: Sequence[str], tokens: int) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 from embedllm.backends.base import Engine, MovesState
 from embedllm.kv_cache.background_writer import BackgroundWriter
@@ -20,37 +19,6 @@ from embedllm.package.lora.adapter import Adapter, is_same
 
 _log = logging.getLogger("embedllm")
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
-
-
-class SequenceHandle:
-    """A sequence that somebody keeps between requests: a conversation. It is freed when this is closed or dropped."""
-
-    def __init__(self, pool: SequencePool, capacity: int = 0) -> None:
-        """capacity: tokens that it has room for from the beginning. From any thread: it is opened when it is needed."""
-        self._pool = pool
-        self._capacity = capacity
-        self._opened: list[CachedSequence] = []
-        pool.loop.when_dropped(self, partial(_drop_all, pool, self._opened))
-
-    @property
-    def sequence(self) -> CachedSequence | None:
-        """None: it was not opened yet."""
-        return self._opened[0] if self._opened else None
-
-    def open(self) -> CachedSequence:
-        """The sequence, in the thread of the device's loop."""
-        if not self._opened:
-            self._opened.append(self._pool.new(self._capacity))
-        return self._opened[0]
-
-    def close(self) -> None:
-        """From any thread; twice is fine."""
-        self._pool.loop.post(partial(_drop_all, self._pool, self._opened))
-
-
-def _drop_all(pool: SequencePool, sequences: list[CachedSequence]) -> None:
-    for sequence in sequences:
-        pool.drop(sequence)
 
 
 class SequencePool:
@@ -131,15 +99,13 @@ class SequencePool:
 
     def taken(self, prompt: Sequence[int], reply: int = 0, *, is_new: bool = False) -> CachedSequence:
         """The idle sequence when it suits, else a new one, until it is given back. is_new: a new one in any case."""
-        used, needed = self._idle, len(prompt) + reply
-        if used is None or is_new:
-            return self.new(len(prompt), is_running=True)
-        self._idle = None
-        if used.session.capacity > max(_LARGE, 4 * needed):
+        if not is_new and (used := self._idle) is not None:
+            self._idle = None
+            if used.session.capacity <= max(_LARGE, 4 * (len(prompt) + reply)):
+                used.is_running = True
+                return used
             self.drop(used)
-            return self.new(len(prompt), is_running=True)
-        used.is_running = True
-        return used
+        return self.new(len(prompt), is_running=True)
 
     def shared(
         self,
@@ -173,7 +139,7 @@ class SequencePool:
         cache = self.prefix_cache
         fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
         found = (
-            cache.find(prompt, shared, self._others(sequence), adapter)
+            cache.find(prompt, shared, [one for one in self._all if one is not sequence], adapter)
             if cache is not None and fits and isinstance(sequence.session, MovesState)
             else []
         )
@@ -241,6 +207,16 @@ class SequencePool:
                 _log.info("the KV of a conversation could not be freed: %s", error)
         return self._held() <= limit
 
+    def kv_usage(self, sequences: int) -> float:
+        """The share of the KV cache that is in use, 0 to 1; from any thread.
+
+        sequences: that run at most. Where the memory for KV is not known, that many whole contexts count as all of it.
+        """
+        if self._engine is None:
+            return 0.0
+        limit = self.kv_tokens or sequences * self._engine.context
+        return min(1.0, sum(len(one.tokens) for one in [*self._all]) / limit)
+
     def tidy(self) -> bool:
         """Does a little of what can wait: KV to the disk. False: there was nothing."""
         if not self._exports:
@@ -290,9 +266,6 @@ class SequencePool:
         """Tokens whose KV there is memory taken for."""
         return sum(sequence.session.capacity for sequence in self._all)
 
-    def _others(self, sequence: CachedSequence) -> list[CachedSequence]:
-        return [other for other in self._all if other is not sequence]
-
     def _discard(self, sequence: CachedSequence) -> None:
         self._all.pop(sequence, None)
         sequence.close()
@@ -307,6 +280,6 @@ class SequencePool:
     def _truncate(self, sequence: CachedSequence, position: int) -> None:
         """Rewinds; KV that no other sequence has goes into the prefix cache."""
         if self.prefix_cache is not None:
-            others = (other.shares(sequence.tokens, sequence.adapter) for other in self._others(sequence))
-            self.prefix_cache.insert(sequence, max(position, max(others, default=0)))
+            shared = (one.shares(sequence.tokens, sequence.adapter) for one in self._all if one is not sequence)
+            self.prefix_cache.insert(sequence, max(position, max(shared, default=0)))
         sequence.forget_from(position)

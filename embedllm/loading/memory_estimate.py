@@ -12,11 +12,20 @@ from embedllm.backends.devices.drivers import capabilities
 from embedllm.backends.driver import Capabilities, MemoryFootprint
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
-from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Mlp
+from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Moe
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_bytes
-from embedllm.package.tensors import kv_bytes, kv_windows, linears, mixer_inputs, mlps, outer_matrices, parameters
+from embedllm.package.tensors import (
+    kv_bytes,
+    kv_windows,
+    linears,
+    mixer_inputs,
+    mlps,
+    outer_matrices,
+    parameters,
+    vision_runs,
+)
 
 SWITCH = "EMBEDLLM_FIT"  # environment variable: "off" loads what is not expected to fit
 LEAST = 256  # tokens of context that have to fit, or all of a package that holds fewer
@@ -157,6 +166,7 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
     for layer in decoder.layers:
         yield from linears(layer)
     yield from outer_matrices(decoder)
+    yield from (linear for run in vision_runs(decoder) for linear in run)
     yield decoder.head
 
 
@@ -171,8 +181,8 @@ def _scratch(decoder: Decoder, footprint: MemoryFootprint, tokens: int) -> int:
 def _widest(layer: Layer) -> int:
     """Values of a token inside an mlp; of a mixture, in all the mlps that it goes through."""
     mlp = layer.mlp
-    used = 1 if isinstance(mlp, Mlp) else mlp.top_k + (mlp.shared is not None)
-    return used * max(2 * each.up.rows for each in mlps(mlp))
+    used = mlp.top_k + (mlp.shared is not None) if isinstance(mlp, Moe) else 1
+    return used * max((2 * each.up.rows for each in mlps(mlp)), default=0)
 
 
 def _mixed(mixer: Mixer) -> int:

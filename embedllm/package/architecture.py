@@ -115,6 +115,7 @@ class Norm:
     bias: str = ""  # the tensor in the source
     weight_offset: float = 0.0  # added to the source's weights, such as 1 of Gemma's (1 + weight)
     groups: int = 1  # heads that have weights of their own: weight is [groups, size]
+    is_flat: bool = False  # the source has them as [groups * size]
     origin: Origin | None = None
 
 
@@ -134,11 +135,12 @@ class Linear:
 class AttentionTemperature:
     """Length-dependent attention temperature (Llama 4).
 
-    Rotated queries times 1 + beta * log(1 + floor(position / original_context)).
+    Rotated queries times 1 + beta * log(1 + floor((position + offset) / original_context)).
     """
 
     beta: float
     original_context: int  # tokens
+    offset: int = 0  # 1: positions count from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,7 @@ class Attention:
     k_norm: Norm | None = None
     v_norm: Norm | None = None  # over each head
     window: int | None = None  # newest tokens that a query sees, itself among them; None: all
+    chunk: int | None = None  # chunked attention (Llama 4): of chunks of that many tokens, a query sees its own only
     rope: int | None = 0  # which of the decoder's RoPEs is applied to q and k; None: no positional encoding (NoPE)
     norm_after_rope: bool = False  # q and k are normalized after RoPE, not before
     scale: float | None = None  # None: 1 / sqrt(head_dim)
@@ -223,7 +226,35 @@ class DeltaNet:
     norm: Norm  # over the output of a head
 
 
-Mixer = Attention | ShortConv | DeltaNet  # what lets a token read others
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """In place of attention: a state space (Mamba-2, Dao and Gu 2024, arXiv:2405.21060), a matrix S for each head.
+
+    x, b and c pass a convolution over their newest `kernel` tokens, and silu; neighbouring heads of a group have the
+    same b and c. With t = softplus(step(x) + step_bias), S = exp(-exp(log_decay) * t) * S + b (t * x); a head's output
+    is c S + skip * x. o reads norm(output * silu(z)).
+    """
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int = 1
+    x: Linear
+    b: Linear
+    c: Linear
+    z: Linear
+    o: Linear
+    step: Linear  # [heads, hidden]
+    log_decay: str  # the tensor in the source, [heads]
+    step_bias: str  # the same
+    skip: str  # the same
+    kernel: int  # tokens
+    convolution: str  # the tensor in the source, [values of x, b and c, 1, kernel]; the newest token last
+    bias: str = ""  # the tensor in the source, [values of x, b and c]
+    norm: Norm  # over the heads of a group, each of which has weights of its own
+
+
+Mixer = Attention | ShortConv | DeltaNet | Mamba2  # what lets a token read others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +276,20 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoeNorms:
+    """Norms of the parts of a mixture (Gemma 4): each part reads the stream through its own.
+
+    experts_post and shared_post are over what the experts make together, and over what the shared one makes.
+    """
+
+    router: Norm
+    experts: Norm
+    experts_post: Norm
+    shared: Norm
+    shared_post: Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
     """A mixture of experts: the sum of the mlps that a router chooses for a token, by their weights."""
 
@@ -263,6 +308,10 @@ class Moe:
     shared: Mlp | None = None  # for every token
     shared_gate: Linear | None = None  # [1, hidden]; the sigmoid of its product is the weight of the shared one
     bias: str = ""  # the tensor in the source, [hidden]: added to the sum
+    scales_input: bool = False  # weights multiply what an expert reads, not what it makes (Llama 4)
+    norms: MoeNorms | None = None  # with a shared one, in a layer without an mlp_norm
+    router_multiplier: float = 1.0  # of the router's logits
+    expert_scales: str = ""  # the tensor in the source, [experts]: multiplies the weights of the chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +393,7 @@ class Layer:
     attention_norm: Norm | None
     attention: Mixer
     mlp_norm: Norm | None
-    mlp: Mlp | Moe
+    mlp: Mlp | Moe | None  # None: the layer ends behind attention (Nemotron-H)
     attention_post_norm: Norm | None = None  # of what is added
     mlp_post_norm: Norm | None = None
     parallel: bool = False
@@ -432,6 +481,39 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """A vision transformer (ViT) and its projector: of each tile of an image, rows that take the place of embeddings.
+
+    x = patches(tile) + positions; layers; norm; pixel shuffle; projector. Tokens of a tile all see each other, and
+    nothing of other tiles. Source: SigLIP (Zhai et al. 2023); pixel shuffle: Idefics3 (Laurencon et al. 2024).
+    """
+
+    image_token: int  # the placeholder that prompts have, once for each row
+    image_size: int  # pixels; the side of a tile
+    patch_size: int  # pixels; the side of a patch
+    patches: str  # the source's convolution: patches.weight [hidden, 3, patch_size, patch_size], patches.bias
+    positions: Linear  # learned, [patches of a tile, hidden], row by row
+    layers: tuple[Layer, ...]
+    norm: Norm
+    pixel_shuffle: int  # that many patches in both directions become one row, side by side
+    projector: Linear  # [the decoder's hidden, hidden * pixel_shuffle**2]
+
+    @property
+    def hidden(self) -> int:
+        return self.norm.size
+
+    @property
+    def grid(self) -> int:
+        """Patches along the side of a tile."""
+        return self.image_size // self.patch_size
+
+    @property
+    def tile_tokens(self) -> int:
+        """Rows that a tile becomes."""
+        return (self.grid // self.pixel_shuffle) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """A whole model: embedding, layers, final norm, head."""
 
@@ -451,6 +533,7 @@ class Decoder:
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0  # final logit soft-capping: softcap * tanh(logit / softcap); 0: none
     encoder: Encoder | None = None  # an embedding or reranker model, which has no logits: its head is its embedding
+    vision: Vision | None = None  # of a vision-language model
 
     @property
     def vocabulary(self) -> int:
@@ -478,6 +561,15 @@ class Decoder:
     def is_recurrent(self) -> bool:
         """Whether layers have a recurrent state, which cannot be rewound."""
         return len(self.attentions) < len(self.layers)
+
+    def chunk_of(self, attention: Attention) -> int | None:
+        """The chunks that attention keeps to, in tokens; None where the whole context is in the first."""
+        return attention.chunk if attention.chunk is not None and attention.chunk < self.context else None
+
+    @property
+    def chunk(self) -> int | None:
+        """The smallest chunks of chunked attention that the context exceeds, in tokens."""
+        return min((chunk for each in self.attentions if (chunk := self.chunk_of(each))), default=None)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

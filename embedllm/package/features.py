@@ -17,11 +17,12 @@ ENCODER = "encoder"  # an embedding or reranker model
 MINIMUMS = "minimums"  # matrices with a float minimum a group in place of a zero point
 FLOAT32_SCALES = "float32-scales"
 COLUMN_ORDER = "column-order"  # matrices whose columns are stored in another order (act-order)
-FEATURES = (SHARDS, ENCODER, MINIMUMS, FLOAT32_SCALES, COLUMN_ORDER)  # those that this version reads
+VISION = "vision"  # a vision encoder beside the decoder
+FEATURES = (SHARDS, ENCODER, MINIMUMS, FLOAT32_SCALES, COLUMN_ORDER, VISION)  # those that this version reads
 _UPGRADE = "Upgrade with: pip install -U embedllm"
 
 
-def features_of(packings: Iterable[Packing], *, is_encoder: bool) -> list[str]:
+def features_of(packings: Iterable[Packing], *, is_encoder: bool, has_vision: bool = False) -> list[str]:
     """What an export with these packings needs of its readers, in the order of FEATURES."""
     packings = list(packings)
     needed = {
@@ -29,6 +30,7 @@ def features_of(packings: Iterable[Packing], *, is_encoder: bool) -> list[str]:
         MINIMUMS: any(packing.has_minimum for packing in packings),
         FLOAT32_SCALES: any(packing.scale_bits == 32 for packing in packings),
         COLUMN_ORDER: any(packing.column_order for packing in packings),
+        VISION: has_vision,
     }
     return [name for name in FEATURES if needed.get(name)]
 

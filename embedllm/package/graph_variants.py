@@ -33,9 +33,11 @@ class GraphVariant:
     kv_bits: int = (
         0  # of a cached key or value, whose scales come from export/quantization/kv_scales.py; 0: as the activations
     )
+    chunks: bool = False  # its attention takes a mask of chunks, where the context exceeds one
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
     # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
     gathers_elements: bool = False
+    images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
     )
@@ -52,6 +54,8 @@ class GraphVariant:
             return "embedding and reranker models run on cpu, cuda, openvino and reference only"
         if decoder.is_recurrent and not self.recurrent:
             return f"'{decoder.model_type}' layers have a recurrent state, which sessions of '{self.name}' do not keep"
+        if decoder.chunk and not self.chunks:
+            return f"layers attend in chunks of {decoder.chunk} tokens, fewer than the context of {decoder.context}"
         if self.whole_attention:
             return ""
         found = next(((value, rule) for rule in _NOT_ON_DIRECTML if (value := rule.of(decoder)) is not None), None)
@@ -125,8 +129,11 @@ FLOAT32 = GraphVariant(
     bias_in_matmul=True,
     gathers_blocks=False,
     gathers_elements=True,
+    chunks=True,
     recurrent=True,
+    images=True,
 )
+VISION = replace(FLOAT32, name="vision-float32", file="vision.onnx", images=False)  # of a vision encoder and projector
 FLOAT16 = GraphVariant(
     name="generic-float16",
     file="model.fp16.onnx",
@@ -136,6 +143,7 @@ FLOAT16 = GraphVariant(
     norm_in_attention=True,
     bias_in_matmul=False,
     gathers_blocks=True,
+    recurrent=True,
 )
 # for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
 GPU_FLOAT32 = replace(
@@ -158,14 +166,21 @@ DIRECTML = replace(
     lengths_from_mask=False,
     ragged_blocks=False,
     odd_zero_points=False,
+    recurrent=False,
 )
 # for a browser's processor: docs/format.md#weightsfloat32
 WASM = replace(
-    FLOAT32, name="wasm-float32", file="model.wasm.onnx", accuracy_level=0, float_matrices=True, recurrent=False
+    FLOAT32,
+    name="wasm-float32",
+    file="model.wasm.onnx",
+    accuracy_level=0,
+    float_matrices=True,
+    chunks=False,
+    recurrent=False,
 )
 # for the CPU; CUDA's attention takes such a cache with float16 activations only
-INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, recurrent=False)
-INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, recurrent=False)
+INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, chunks=False, recurrent=False)
+INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, chunks=False, recurrent=False)
 # of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
 EXTERNAL = replace(FLOAT32, name="external-float32", file="model.external.onnx", recurrent=False)
 STATEFUL = (
@@ -177,6 +192,7 @@ VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
+VISION_OPENVINO = "vision-openvino"  # the variant of a vision encoder's OpenVINO model
 OPENVINO = "openvino"  # the variant of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]

@@ -92,8 +92,10 @@ def _dynamic_frequencies(rope: Rope, scaling: DynamicScaling, start: int, stop: 
 def _llama3(frequencies: F32, scaling: Llama3Scaling) -> F32:
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    blend = (scaling.original_context / wavelengths - low) / (high - low)
-    blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    blended = frequencies  # where the two factors are the same (Llama 4) there are none between
+    if high > low:
+        blend = (scaling.original_context / wavelengths - low) / (high - low)
+        blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
     kept = np.where(wavelengths > scaling.original_context / low, frequencies / scaling.factor, blended)
     return np.where(wavelengths < scaling.original_context / high, frequencies, kept).astype(np.float32)
 

@@ -16,6 +16,7 @@ from embedllm.package.architecture import (
     DisentangledAttention,
     Layer,
     Linear,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -23,10 +24,14 @@ from embedllm.package.architecture import (
     Origin,
     RelativePositionBias,
     ShortConv,
+    Vision,
 )
 from embedllm.package.external_graph import ExternalGraph
+from embedllm.package.recurrent_state import layer_states
 
 ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
+PATCHES = "vision.patches"  # the stored convolution of Vision.patches
+_CHANNELS = 3  # of an image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +46,10 @@ class Vector:
     origin: Origin | None = None
 
 
-def mlps(mlp: Mlp | Moe) -> tuple[Mlp, ...]:
-    """The mlp itself, or all of a mixture, the shared one last."""
+def mlps(mlp: Mlp | Moe | None) -> tuple[Mlp, ...]:
+    """The mlp itself, or all of a mixture, the shared one last; none of a layer that has none."""
+    if mlp is None:
+        return ()
     if isinstance(mlp, Mlp):
         return (mlp,)
     return mlp.experts if mlp.shared is None else (*mlp.experts, mlp.shared)
@@ -68,6 +75,8 @@ def mixer_products(mixer: Mixer) -> tuple[tuple[str, tuple[Linear, ...]], ...]:
         return (("bcx", (mixer.b, mixer.c, mixer.x)),)
     if isinstance(mixer, DeltaNet):
         return (("qkvz", (mixer.q, mixer.k, mixer.v, mixer.z)),)
+    if isinstance(mixer, Mamba2):
+        return (("xbcz", (mixer.x, mixer.b, mixer.c, mixer.z)),)
     qkv = ("qkv", (mixer.q, mixer.k, mixer.v) if mixer.kv_from is None else (mixer.q,))
     return (qkv,) if mixer.gate is None else (qkv, (ATTENTION_GATE, (mixer.gate,)))
 
@@ -98,10 +107,20 @@ def packed_alike(run: Sequence[Linear], packing: Mapping[str, object]) -> Iterat
     yield from (tuple(part) for _, part in groupby(run, lambda linear: packing.get(linear.name)))
 
 
+def vision_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
+    """The quantized matrices of a vision encoder and its projector, as layer_runs() gives those of a layer."""
+    if decoder.vision is not None:
+        for layer in decoder.vision.layers:
+            yield from layer_runs(layer)
+        yield (decoder.vision.projector,)
+
+
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:
     """Those that stay floats: learned positions, what chooses experts or weighs streams, an encoder's own."""
     if decoder.position_embeddings is not None:
         yield decoder.position_embeddings
+    if decoder.vision is not None:
+        yield decoder.vision.positions
     if decoder.encoder is not None:
         yield from (step.linear for step in decoder.encoder.dense)
         if decoder.encoder.token_types is not None:
@@ -111,6 +130,8 @@ def small_matrices(decoder: Decoder) -> Iterator[Linear]:
     for layer in decoder.layers:
         if isinstance(layer.attention, DeltaNet):
             yield from (layer.attention.beta, layer.attention.decay)
+        if isinstance(layer.attention, Mamba2):
+            yield layer.attention.step
         if isinstance(layer.mlp, Moe):
             yield layer.mlp.router
             if layer.mlp.shared_gate is not None:
@@ -149,21 +170,26 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     found += [bias.norm] if isinstance(bias, DisentangledAttention) else []
     for layer in decoder.layers:
         mixer = layer.attention
-        own = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
-        own += [mixer.norm] if isinstance(mixer, DeltaNet) else []
-        found += [layer.attention_norm, *own, layer.attention_post_norm]
+        inner = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
+        inner += [mixer.norm] if isinstance(mixer, DeltaNet | Mamba2) else []
+        found += [layer.attention_norm, *inner, layer.attention_post_norm]
         if isinstance(mixer, Attention) and mixer.mla is not None:
             found += [mixer.mla.q_norm, mixer.mla.kv_norm]
         found += [layer.mlp_norm, layer.mlp_post_norm]
+        if isinstance(layer.mlp, Moe) and (own := layer.mlp.norms) is not None:
+            found += [own.router, own.experts, own.experts_post, own.shared, own.shared_post]
         found += [part and part.norm for part in (layer.per_layer_input, layer.altup, layer.laurel)]
     found += [decoder.norm, *(step.norm for step in (decoder.encoder.dense if decoder.encoder else ()))]
+    if decoder.vision is not None:
+        found += [norm for layer in decoder.vision.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        found.append(decoder.vision.norm)
     yield from (norm for norm in found if norm is not None)
 
 
 def vectors(decoder: Decoder) -> Iterator[Vector]:
     """Every small tensor but the rotations and learned positions, in the order in which they are stored."""
     for norm in norms(decoder):
-        size, width = norm.groups * norm.size, norm.size if norm.groups > 1 else 1
+        size, width = norm.groups * norm.size, norm.size if norm.groups > 1 and not norm.is_flat else 1
         offset = norm.weight_offset if norm.source else 1.0
         weight = Vector(
             name=f"{norm.name}.weight", source=norm.source, size=size, offset=offset, width=width, origin=norm.origin
@@ -172,6 +198,7 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
         if norm.bias:
             yield replace(weight, name=f"{norm.name}.bias", source=norm.bias, offset=0.0)
     matrices = [linear for layer in decoder.layers for linear in linears(layer)]
+    matrices += [linear for run in vision_runs(decoder) for linear in run]
     for linear in (*matrices, *small_matrices(decoder), decoder.head):
         if linear.bias:
             source = f"{linear.source}.bias"
@@ -192,8 +219,19 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
             yield Vector(
                 name=score_correction_name(index), source=layer.mlp.score_correction_bias, size=size, width=width
             )
+        if isinstance(layer.mlp, Moe) and layer.mlp.expert_scales:
+            yield Vector(name=expert_scales_name(index), source=layer.mlp.expert_scales, size=len(layer.mlp.experts))
         if isinstance(layer.mlp, Moe) and layer.mlp.bias:
             yield Vector(name=experts_bias_name(index), source=layer.mlp.bias, size=decoder.hidden)
+    if decoder.vision is not None:
+        yield from _patch_vectors(decoder.vision)
+
+
+def _patch_vectors(vision: Vision) -> Iterator[Vector]:
+    """The convolution that makes patches, whose kernels are rows of `patch_size` values in the source."""
+    source, size = vision.patches, vision.hidden * _CHANNELS * vision.patch_size**2
+    yield Vector(name=f"{PATCHES}.weight", source=f"{source}.weight", size=size, width=vision.patch_size)
+    yield Vector(name=f"{PATCHES}.bias", source=f"{source}.bias", size=vision.hidden)
 
 
 def scale_name(index: int) -> str:
@@ -206,13 +244,17 @@ def _mixer_vectors(index: int, mixer: Mixer) -> Iterator[Vector]:
         if mixer.sinks:
             yield Vector(name=sinks_name(index), source=mixer.sinks, size=mixer.heads)
         return
-    values = mixer.x.rows if isinstance(mixer, ShortConv) else mixer.q.rows + mixer.k.rows + mixer.v.rows
+    values = layer_states(mixer)["conv"][1]
     name, size = convolution_name(index, "weight"), values * mixer.kernel
     yield Vector(name=name, source=mixer.convolution, size=size, width=mixer.kernel)
     if isinstance(mixer, DeltaNet):
         for part, source in (("log_decay", mixer.log_decay), ("decay_bias", mixer.decay_bias)):
             yield Vector(name=decay_name(index, part), source=source, size=mixer.value_heads)
-    elif mixer.bias:
+        return
+    if isinstance(mixer, Mamba2):
+        for part, source in (("log_decay", mixer.log_decay), ("step_bias", mixer.step_bias), ("skip", mixer.skip)):
+            yield Vector(name=decay_name(index, part), source=source, size=mixer.heads)
+    if mixer.bias:
         yield Vector(name=convolution_name(index, "bias"), source=mixer.bias, size=values)
 
 
@@ -232,7 +274,7 @@ def convolution_name(index: int, part: str) -> str:
 
 
 def decay_name(index: int, part: str) -> str:
-    """Of what is stored of a layer's decay. part: "log_decay" or "decay_bias"."""
+    """Of what is stored of a layer's state. part: "log_decay", "decay_bias" or, of Mamba-2, "step_bias", "skip"."""
     return f"layers.{index}.attention.{part}"
 
 
@@ -244,6 +286,11 @@ def alpha_name(mlp: Mlp, part: str) -> str:
 def score_correction_name(index: int) -> str:
     """Of the stored correction of a layer's router."""
     return f"layers.{index}.mlp.correction"
+
+
+def expert_scales_name(index: int) -> str:
+    """Of what the weights of a layer's chosen experts are multiplied by."""
+    return f"layers.{index}.mlp.scales"
 
 
 def experts_bias_name(index: int) -> str:
@@ -261,6 +308,7 @@ def parameters(decoder: Decoder | ExternalGraph) -> int:
     if isinstance(decoder, ExternalGraph):
         return decoder.parameters
     matrices = [*(m for layer in decoder.layers for m in linears(layer)), *tables(decoder)]
+    matrices += [linear for run in vision_runs(decoder) for linear in run]
     matrices += [*small_matrices(decoder), *outer_matrices(decoder), *(() if decoder.tied else (decoder.head,))]
     return sum(m.rows * m.columns for m in matrices) + sum(vector.size for vector in vectors(decoder) if vector.source)
 

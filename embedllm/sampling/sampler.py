@@ -23,11 +23,13 @@ Log probabilities are those of the model: the log softmax of the logits as they 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from embedllm.errors import DeviceError
 from embedllm.sampling.bans import BannedTokens
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.custom_processors import Processors
@@ -37,6 +39,8 @@ from embedllm.sampling.options import _IS_ON, Sampling
 from embedllm.sampling.penalties import Penalties
 from embedllm.sampling.token_choice import choose
 from embedllm.types import Logits
+
+_UNIFORM = 1e-3  # how far rounding may take the log probability of a token from that of a uniform distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,19 @@ class Sampler:
     def is_done(self) -> bool:
         """Whether a constraint leaves nothing but a stop token."""
         return self._constraint is not None and self._constraint.is_done
+
+
+def check_logits(logits: Logits, logprob: float) -> None:
+    """Raises DeviceError when the model's logits are all equal, so that greedy decoding would repeat token 0 forever.
+
+    logprob: of any token of them. The row itself is read only where that is the one of a uniform distribution.
+    """
+    size = logits.size
+    if size > 1 and abs(logprob + math.log(size)) < _UNIFORM and logits.deviation() == 0:
+        raise DeviceError(
+            f"all {size} logits of the model are {logits.top(1).logits[0]:g}; expected different ones. Its weights are "
+            "damaged, or overflowed when the model was run; export it again, or try another device or a wider type."
+        )
 
 
 def logprob(logits: Logits, token: int) -> float:

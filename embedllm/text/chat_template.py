@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from embedllm.errors import PackageError, TemplateError
 from embedllm.files.json_object import read_json_object
 from embedllm.text.content_marks import ContentMarks, RenderedPrompt
-from embedllm.text.function_schema import tool_schema
+from embedllm.text.function_schema import FunctionTool, tool_schema
 from embedllm.text.tokenizer_config import read_tokenizer_config
 from embedllm.types import JSON
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from embedllm.text.jinja_sandbox import SandboxedTemplate
 
 Message: TypeAlias = Mapping[str, JSON]
-Tool: TypeAlias = "Mapping[str, JSON] | Callable[..., object]"
+ContentForm: TypeAlias = Literal["text", "parts", "both"]
+Tool: TypeAlias = "Mapping[str, JSON] | Callable[..., object] | FunctionTool"
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under the names that templates read
@@ -54,7 +55,7 @@ class ChatTemplate:
         self.tokens = dict(tokens or {})
         self._clock = clock
         self._compiled: dict[str, SandboxedTemplate] = {}
-        self._takes_parts: dict[bool, bool] = {}
+        self._forms: dict[bool, ContentForm] = {}
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -126,19 +127,24 @@ class ChatTemplate:
         text = _up_to_mark(prompt.text, final_text)
         return RenderedPrompt(text, frozenset(place for place in prompt.literal if place < len(text)))
 
-    def takes_parts(self, *, with_tools: bool) -> bool:
-        """Whether it writes a content that is a list of parts, as OpenAI has it; most templates know only text.
+    def content_form(self, *, with_tools: bool) -> ContentForm:
+        """Which contents it writes: most templates know only text; those of some models that see, only lists of parts.
 
-        Asked by rendering one.
+        Asked by rendering both, as OpenAI has them.
         """
-        if with_tools not in self._takes_parts:
-            said = {"role": "user", "content": [{"type": "text", "text": _MARK}]}
-            try:
-                shown = self.render([said], tools=[] if with_tools else None)
-            except TemplateError:
-                shown = ""
-            self._takes_parts[with_tools] = _MARK.rstrip() in shown and not re.search(r"[\"']type[\"']", shown)
-        return self._takes_parts[with_tools]
+        if with_tools not in self._forms:
+            parts: JSON = [{"type": "text", "text": _MARK}]
+            takes_parts, takes_text = (self._writes(content, with_tools) for content in (parts, _MARK))
+            self._forms[with_tools] = "both" if takes_parts and takes_text else "parts" if takes_parts else "text"
+        return self._forms[with_tools]
+
+    def _writes(self, content: JSON, with_tools: bool) -> bool:
+        """Whether it writes the text of a content, rather than nothing or its representation as a list."""
+        try:
+            shown = self.render([{"role": "user", "content": content}], tools=[] if with_tools else None)
+        except TemplateError:
+            return False
+        return _MARK.rstrip() in shown and not re.search(r"[\"']type[\"']", shown)
 
     def _template(self, *, with_tools: bool) -> SandboxedTemplate:
         """The template to use, compiled."""
@@ -223,11 +229,15 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, JSON]]:
 
 
 def _tool(tool: Tool, place: int) -> dict[str, JSON]:
+    if isinstance(tool, FunctionTool):
+        tool = tool.schema
     if isinstance(tool, Mapping):
         return _plain_mapping(tool, f"tools[{place}]")
     if inspect.isfunction(tool) or inspect.ismethod(tool):
         return tool_schema(tool)
-    raise ValueError(f"tools[{place}] is a {type(tool).__name__}, expected a JSON schema or a function.")
+    raise ValueError(
+        f"tools[{place}] is a {type(tool).__name__}, expected a JSON schema, a function or a FunctionTool."
+    )
 
 
 def _documents(documents: Sequence[Mapping[str, JSON]]) -> list[JSON]:

@@ -11,8 +11,10 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from embedllm.cancel import Cancel
 from embedllm.types import JSON
 
 _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
@@ -22,6 +24,18 @@ _ARGUMENT = re.compile(r"([ \t]*)(\w+):[ \t]*(.*)")
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 Schema: typing.TypeAlias = dict[str, JSON]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTool:
+    """A tool whose schema is given, not made of a function's signature, with what runs it."""
+
+    schema: Mapping[str, JSON]
+    """As OpenAI has it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    run: Callable[[Mapping[str, JSON], Cancel], object]
+    """Called with the arguments, which fit the schema, and the switch that ends the run; gives text or JSON."""
+    arun: Callable[[Mapping[str, JSON], Cancel], Awaitable[object]] | None = None
+    """In its place for arun_tools()."""
 
 
 def tool_schema(function: Callable[..., object]) -> Schema:

@@ -51,7 +51,8 @@ def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Mes
     """Messages in OpenAI's other forms as templates take them.
 
     A content that is None is an empty text, but beside tool calls, where templates look whether there is one.
-    joins_parts: lists of text parts become one text. Raises ValueError for a part that is no text.
+    joins_parts: lists of text parts become one text. Raises ValueError for a part that is neither text nor the mark of
+    an image, {"type": "image"}.
     """
     shown: list[Message] = []
     for place, message in enumerate(messages):
@@ -68,13 +69,25 @@ def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Mes
     return shown
 
 
+def texts_as_parts(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose texts are lists of one part, for templates that write nothing else."""
+    return [
+        {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
+        for message in messages
+        for text in [message.get("content") if isinstance(message, Mapping) else None]
+    ]
+
+
 def _part_text(part: object, place: int) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) and kind == "text" else None
+    if part == {"type": "image"}:
+        return ""
     if not isinstance(text, str):
-        kind = repr(part.get("type")) if isinstance(part, Mapping) else f"a {type(part).__name__}"
+        found = repr(kind) if isinstance(part, Mapping) else f"a {type(part).__name__}"
         raise ValueError(
-            f"messages[{place}] has a part of the type {kind}; expected {{'type': 'text', 'text': ...}}; there is "
-            "no other."
+            f"messages[{place}] has a part of the type {found}; expected {{'type': 'text', 'text': ...}}, or "
+            "'image_url' for an image; there is no other."
         )
     return text
 

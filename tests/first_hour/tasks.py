@@ -141,8 +141,8 @@ TASKS = (
         "backends/openvino/test_npu.py::test_the_demo_replies_as_on_openvino",
         "export/openvino/test_decoder.py::test_logits_follow_the_reference")),
     Task(36, "the worker", (
-        "worker/test_process.py::test_a_chat_is_the_librarys_and_its_chunks_join_to_it",
-        "worker/test_process.py::test_requests_that_are_piped_in_at_once_are_cancelled_and_stderr_says_why")),
+        "integrations/worker/test_process.py::test_a_chat_is_the_librarys_and_its_chunks_join_to_it",
+        "integrations/worker/test_process.py::test_requests_that_are_piped_in_at_once_are_cancelled_and_stderr_says_why")),
     Task(37, "samples/npu_assistant", (
         "samples/test_npu_assistant_demo.py::test_the_demo_calls_the_calculator_and_says_its_result",
         "samples/test_npu_assistant_demo.py::test_the_right_passage_is_read_first_and_named_below_the_reply")),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.cancel import Cancel
+from embedllm.errors import DeviceError
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.generation import Generation
@@ -41,8 +42,23 @@ def rule(
         limit=limit,
         limit_reason=limit_reason,
         top_count=top_count,
+        device="fake",
         statistics=Statistics(prompt_tokens=3, cached_tokens=1),
     )
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=1)])
+@pytest.mark.parametrize("logit", [0.0, -3.5])
+def test_logits_that_are_all_equal_are_an_error(sampling: Sampling, logit: float) -> None:
+    generation = rule(sampling=sampling)
+    with pytest.raises(DeviceError, match=f"on 'fake', all 300 logits of the model are {logit:g}"):
+        generation.accept(FakeLogits([logit] * 300))
+
+
+def test_a_token_as_likely_as_in_a_uniform_distribution_may_be_chosen() -> None:
+    row = [0.0, math.log(2), math.log(0.5), -math.log(2)]  # of 4 tokens, in all 4
+    assert sum(map(math.exp, row)) == pytest.approx(4)
+    assert rule(sampling=Sampling(temperature=0, logit_bias={0: 9})).accept(FakeLogits(row)).token == 0
 
 
 def accept_all(generation: Generation, reply: bytes | Sequence[int]) -> list[Chunk]:

@@ -66,8 +66,10 @@ def test_the_first_item_is_there_at_once_and_later_ones_when_they_are_flushed_or
     for item in range(3, 3 + AHEAD // 2):
         outbox.put(item)
     assert outbox._queue.qsize() == 3
+    outbox.put(3 + AHEAD // 2)
     outbox.end()
-    assert taken(outbox, Waker()) == list(range(3 + AHEAD // 2))
+    assert outbox._queue.qsize() == 4  # the rest and the end wake its reader once
+    assert taken(outbox, Waker()) == list(range(4 + AHEAD // 2))
 
 
 def test_who_is_far_behind_pauses_the_request_and_wakes_it_once() -> None:

@@ -179,7 +179,7 @@ def test_a_tensor_that_no_part_reads_is_refused(llama: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("starship", "architecture 'starship', which is not read from GGUF. Known: llama, qwen2"),
+    ("starship", "architecture 'starship', which is not read from GGUF. Known: llama, llama4, qwen2"),
     ("mamba", "architecture 'mamba', which is not read: it has layers of a state space model"),
     ("qwen4", "The nearest is 'qwen"),
 ])  # fmt: skip

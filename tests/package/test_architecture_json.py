@@ -135,7 +135,7 @@ def at(path: tuple[str | int, ...]) -> object:
 
 PATHS = [path for path in places(whole()) if path[-1:] != ("kind",)]
 JUNK: list[object] = [None, True, -1.5, math.inf, 7, 10**400, "text", [], [1], {}, {"kind": 3}, {"kind": "Layer"}]
-OPTIONAL = {"q_norm", "k_norm", "window", "scaling", "attention_norm", "mlp_norm", "gate"}  # may be null
+OPTIONAL = {"mlp", "q_norm", "k_norm", "window", "scaling", "attention_norm", "mlp_norm", "gate"}  # may be null
 
 
 def fits(old: object, new: object, path: tuple[str | int, ...]) -> bool:

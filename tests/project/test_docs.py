@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from embedllm.export import convert
+from tests.server.serving import serving
 from tests.support.encoder_folders import write_embedder, write_reranker
 from tests.support.peft_folders import write_demo_adapter
 from tests.support.real import SMOLLM2, published_file
+from tests.support.vision import chat_checkpoint
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+
+@pytest.fixture
+def served() -> Iterator[ExitStack]:
+    """Ends what a page has started."""
+    with ExitStack() as opened:
+        yield opened
 
 
 def with_marks(page: Path) -> object:
@@ -23,24 +35,33 @@ def with_marks(page: Path) -> object:
 
 
 @pytest.mark.parametrize("page", [with_marks(page) for page in WITH_CODE])
-def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: ExitStack) -> None:
     """The blocks of a page, in order and in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")  # not the reader's own
     for seed, name in enumerate(("sql-adapter", "tidy-adapter")):  # that examples name
         write_demo_adapter(tmp_path / name, seed)
-    for library in {"guide-integrations.md": ("llm", "langchain_core", "llama_index.core")}.get(page.name, ()):
+    for library in {
+        "guide-integrations.md": ("llm", "langchain_core", "llama_index.core"),
+        "mcp.md": ("mcp",),
+        "server-dialects.md": ("anthropic", "openai"),
+    }.get(page.name, ()):
         pytest.importorskip(library)
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
     if page.name in ("guide-embeddings.md", "guide-integrations.md"):
         sizes = {"max_position_embeddings": 128}
         convert(write_embedder(tmp_path / "embedder", values=sizes, tokens=128), tmp_path / "my-embedder")
         convert(write_reranker(tmp_path / "reranker", values=sizes), tmp_path / "my-reranker")
+    if page.name == "guide-images.md":
+        convert(chat_checkpoint(tmp_path / "checkpoint"), tmp_path / "my-vlm")
+        Image.new("RGB", (48, 40), "teal").save(tmp_path / "photo.png")
     if page.name == "tutorial.md":
         model = published_file(SMOLLM2, "**/*.gguf")
         (tmp_path / model.name).symlink_to(model)
     namespace: dict[str, object] = {"__name__": "__example__"}
     text = page.read_text(encoding="utf-8")
+    if page.name == "server-dialects.md":  # as if the server that the page starts were there
+        text = text.replace("http://127.0.0.1:8080", served.enter_context(serving()).url)
     for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         line = text.count("\n", 0, match.start(1))
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)  # line numbers are the page's

@@ -14,8 +14,8 @@ from embedllm.generation.options import SAMPLING, PromptOptions, ReplyOptions
 from embedllm.openai.request import CreateOptions
 from tools import make_python_reference as reference
 
-ON_A_MODEL = ("generate", "generate_batch", "generate_n", "chat", "stream", "agenerate", "astream", "agenerate_batch",
-              "agenerate_n", "request", "build_request")  # fmt: skip
+ON_A_MODEL = ("generate", "generate_batch", "generate_n", "chat", "stream", "stream_n", "agenerate", "astream",
+              "astream_n", "agenerate_batch", "agenerate_n", "request", "requests", "build_request")  # fmt: skip
 ON_A_CONVERSATION = ("say", "stream", "asay", "astream")
 CALLS = (
     *((getattr(embedllm.Model, name), set(PromptOptions.__annotations__)) for name in ON_A_MODEL),

@@ -20,10 +20,11 @@ GAP = "…"  # where a message has a name or a number
 ROWS = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def run(*command: str | Path, **environment: str) -> None:
+def run(*command: str | Path, **environment: str) -> str:
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env={**os.environ, **environment}, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -86,3 +87,6 @@ def test_the_image_answers() -> None:
         pytest.skip("there is no Docker daemon")
     run(docker, "build", "-t", "embedllm-test", ".")
     run(docker, "run", "--rm", "embedllm-test", "run", "how do I extract a tar.gz archive?")
+    run(docker, "build", "--build-arg", "EXTRAS=[server]", "-t", "embedllm-test-server", ".")
+    size = run(docker, "image", "inspect", "--format", "{{.Size}}", "embedllm-test-server")
+    assert int(size) <= 400e6

@@ -18,7 +18,7 @@ from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json
 from embedllm.package.features import FORMAT
 from embedllm.package.package import MANIFEST, WEIGHTS, sha256
-from embedllm.package.tensors import linears, outer_matrices, small_matrices, tables, vectors
+from embedllm.package.tensors import linears, outer_matrices, small_matrices, tables, vectors, vision_runs
 
 if TYPE_CHECKING:
     from embedllm.types import F32
@@ -35,6 +35,7 @@ class RandomSource:
             values = np.float32(about) + random.standard_normal(vector.size).astype(np.float32) / np.float32(10)
             self.tensors[vector.source] = values.reshape(-1, vector.width) if vector.width > 1 else values
         found = [linear for layer in decoder.layers for linear in linears(layer)]
+        found += [linear for run in vision_runs(decoder) for linear in run]
         found += [
             *small_matrices(decoder),
             *outer_matrices(decoder),

@@ -57,6 +57,16 @@ def _gpt_oss(name: str, values: np.ndarray, config: Config) -> Tensors:
     return {name: values}
 
 
+def _llama4(name: str, values: np.ndarray, config: Config) -> Tensors:
+    if ".experts." not in name:
+        return {name: values}
+    rows, place = values.swapaxes(-1, -2), name.rpartition(".")[0]
+    if name.endswith("down_proj"):
+        return {f"{name}.weight": rows}
+    gate, up = np.split(rows, 2, axis=1)
+    return {f"{place}.gate_proj.weight": gate, f"{place}.up_proj.weight": up}
+
+
 def _halved(values: np.ndarray, name: str, gate: str, up: str) -> Tensors:
     half = values.shape[-2] // 2
     place = name.rpartition(".input_linear.")[0].rpartition(".")[0]
@@ -146,7 +156,12 @@ def _qwen3_next(name: str, values: np.ndarray, config: Config) -> Tensors:
 
 
 def _gemma(name: str, values: np.ndarray, config: Config) -> Tensors:
-    """Of Gemma 3n and 4: names without the end that all others have."""
+    """Of Gemma 3n and 4: names without the end that all others have, and the scales of a mixture."""
+    if ".router." in name and name.endswith("scale"):
+        place, _, part = name.rpartition(".router.")
+        return {f"{place}.{'router.proj' if part == 'scale' else 'experts.down_proj'}.scale": values}
+    if ".experts." in name:
+        return {f"{name}.weight": values}
     return {f"{name}.weight" if name.endswith(("_scale", "layer_scalar")) else name: values}
 
 
@@ -157,8 +172,9 @@ CHANGES: Mapping[str, Callable[[str, np.ndarray, Config], Tensors]] = {
     "internlm2": _internlm2,
     **dict.fromkeys(("gemma3n", "gemma4"), _gemma),
     "deepseek2": _deepseek,
+    "llama4": _llama4,
     "qwen3next": _qwen3_next,
-    "qwen35": _qwen35,
+    **dict.fromkeys(("qwen35", "qwen35moe"), _qwen35),
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolved),
     **dict.fromkeys(("glm4moe", "dots1", "exaone-moe", "ernie4_5-moe", "minimax-m2"), _corrected),
 }
@@ -170,18 +186,25 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
     if name == "mistral3":
         return {"rope.scaling.yarn_log_multiplier": rope.get("mscale_all_dim"),
                 "attention.temperature_scale": rope.get("llama_4_scaling_beta")}  # fmt: skip
+    if name == "llama4":
+        whole = all(kind == "full_attention" for kind in config["layer_types"])
+        return {"expert_feed_forward_length": config["intermediate_size"],
+                "feed_forward_length": config["intermediate_size_mlp"],
+                "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+                "attention.sliding_window": 0 if whole else None}  # fmt: skip
     if name == "gpt-oss":
         return {"expert_feed_forward_length": config["intermediate_size"]}
     if name == "hunyuan-moe":
         return {"expert_used_count": config["moe_topk"][0], "expert_shared_count": 1}
     if name == "granitemoe":
         return {"expert_shared_feed_forward_length": config.get("shared_intermediate_size")}
-    if name in ("qwen3next", "qwen35"):
-        heads = config["linear_num_value_heads"]
+    if name in ("qwen3next", "qwen35", "qwen35moe"):
+        heads, every = config["linear_num_value_heads"], config["layer_types"].index("full_attention") + 1
+        pairs = int(config["head_dim"] * rope["partial_rotary_factor"]) // 2
         return {"ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
                 "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
-                "ssm.inner_size": heads * config["linear_value_head_dim"], "full_attention_interval": 4,
-                "rope.dimension_sections": [11, 11, 10, 0] if name == "qwen35" else None}  # fmt: skip
+                "ssm.inner_size": heads * config["linear_value_head_dim"], "full_attention_interval": every,
+                "rope.dimension_sections": None if name == "qwen3next" else [pairs, 0, 0, 0]}  # fmt: skip
     if name == "minimax-m2":
         return {"expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": SIGMOID}
     if name in ("gemma3n", "gemma4"):

@@ -35,7 +35,9 @@ ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"
                  "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe", "hunyuan_v1_dense": "hunyuan-dense",
                  "hunyuan_v1_moe": "hunyuan-moe", "ministral3": "mistral3",
                  "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
-                 "minimax_m2": "minimax-m2", "gemma3n_text": "gemma3n", "gemma4_text": "gemma4"}  # fmt: skip
+                 "qwen3_5_moe_text": "qwen35moe",
+                 "minimax_m2": "minimax-m2", "llama4_text": "llama4",
+                 "gemma3n_text": "gemma3n", "gemma4_text": "gemma4"}  # fmt: skip
 
 
 SHIFTED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron")  # whose norms hold their one
@@ -133,7 +135,7 @@ def metadata(config: Config, name: str) -> dict[str, Any]:
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config.get("num_key_value_heads", config["num_attention_heads"]),
         "attention.key_length": head,
@@ -147,7 +149,7 @@ def metadata(config: Config, name: str) -> dict[str, Any]:
         "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
         "use_parallel_residual": config.get("use_parallel_residual", True if name == "stablelm" else None),
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
-        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_used_count": config.get("num_experts_per_tok", config.get("top_k_experts")),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
         "residual_scale": config.get("residual_multiplier"),
@@ -217,7 +219,7 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
             before, number, part = stacked.groups()
             experts.setdefault(f"{before}.{part}", {})[int(number)] = values
             continue
-        place = names.get_name(source, try_suffixes=(".weight", ".bias"))
+        place = names.get_name(source, try_suffixes=(".weight", ".bias", ".scale"))
         assert place is not None, source
         found[place] = values.reshape(-1) if "ffn_gate_inp_shexp" in place else values
     for source, parts in experts.items():

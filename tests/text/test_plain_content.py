@@ -6,7 +6,7 @@ import pytest
 
 from embedllm import load
 from embedllm.text.chat_template import ChatTemplate, Message
-from embedllm.text.prompt import plain_content
+from embedllm.text.prompt import plain_content, texts_as_parts
 
 TEXT_ONLY = "{% for m in messages %}<{{ m.role }}>{{ m['content'] + '' }}{% endfor %}"
 PRINTS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"  # a list as Python writes it
@@ -20,10 +20,23 @@ def parts(*texts: str) -> list[Message]:
     return [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
 
 
-@pytest.mark.parametrize(("template", "takes"), [(TEXT_ONLY, False), (PRINTS, False), (PARTS, True)])
+# of SmolVLM: of a text it writes nothing
+ONLY_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{{ part['text'] }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "form"), [(TEXT_ONLY, "text"), (PRINTS, "text"), (PARTS, "both"), (ONLY_PARTS, "parts")]
+)
 @pytest.mark.parametrize("with_tools", [False, True])
-def test_a_template_shows_whether_it_takes_parts(template: str, takes: bool, with_tools: bool) -> None:
-    assert ChatTemplate(template).takes_parts(with_tools=with_tools) == takes
+def test_a_template_shows_whether_it_takes_parts(template: str, form: str, with_tools: bool) -> None:
+    assert ChatTemplate(template).content_form(with_tools=with_tools) == form
+
+
+def test_texts_become_parts_for_templates_that_know_only_these() -> None:
+    call: Message = {"role": "assistant", "content": None}
+    assert texts_as_parts([{"role": "user", "content": "a"}, call, *parts("b")]) == [*parts("a"), call, *parts("b")]
 
 
 def test_parts_are_joined_for_templates_that_know_only_text() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embedllm.export.layout import CONSTANTS
+from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS
 from embedllm.files.safetensors_header import Tensor, TensorFile
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import DIRECTML, KV_SCALES, OPENVINO, WASM
+from embedllm.package.graph_variants import DIRECTML, KV_SCALES, OPENVINO, VISION_OPENVINO, WASM
 from embedllm.package.package import WEIGHTS, Package
 from embedllm.package.wasm_floats import FLOATS, float_spans
 
@@ -56,7 +56,8 @@ def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
     if fault := package.damaged.get(graph.variant):
         found = None, None, (fault,)
     else:
-        found = (_look_at_ir if graph.variant == OPENVINO else _look_at_onnx)(package, graph, header)
+        is_ir = graph.variant in (OPENVINO, VISION_OPENVINO)
+        found = (_look_at_ir if is_ir else _look_at_onnx)(package, graph, header)
     weights, unused, problems = found or (None, None, ())
     return GraphReport(
         file=graph.file,
@@ -116,13 +117,13 @@ def check_ir(root: Element, header: TensorFile, file_bytes: int) -> tuple[list[_
     """As check_model, of an OpenVINO model: its constants are whole tensors, or parts of the entry of small ones."""
     spans: list[_Span] = []
     problems: list[str] = []
-    small = next((t for name, t in header.tensors.items() if name == CONSTANTS), None)
+    small = [t for name, t in header.tensors.items() if name in (CONSTANTS, VISION_CONSTANTS)]
     for layer in root.iterfind("layers/layer[@type='Const']"):
         name, data = layer.get("name", ""), layer.find("data")
         place = {"location": WEIGHTS} if data is None else {"location": WEIGHTS, **data.attrib}
         problem, span = _locate(name, {**place, "length": place.get("size", "")}, file_bytes)
         if span is not None:
-            inside = small is not None and small.offset <= span.start and span.stop <= small.offset + small.length
+            inside = any(t.offset <= span.start and span.stop <= t.offset + t.length for t in small)
             problem = "" if inside else _across(span, header)
             spans += [] if inside else [span]
         if problem:
@@ -229,5 +230,5 @@ def unused(spans: Sequence[_Span], header: TensorFile) -> int:
     return sum(
         tensor.length
         for name, tensor in header.tensors.items()
-        if not name.startswith("gap.") and name != CONSTANTS and not is_read(tensor)
+        if not name.startswith("gap.") and name not in (CONSTANTS, VISION_CONSTANTS) and not is_read(tensor)
     )

@@ -16,11 +16,13 @@ from embedllm.package.entries import FileEntry
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_bytes
-from embedllm.package.tensors import kv_bytes, mlps, parameters
+from embedllm.package.tensors import PATCHES, kv_bytes, mlps, parameters
 from embedllm.profiling.inspection.graph_check import GraphReport, report_graphs
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
-_MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head"}  # Decoder field: kind
+_VISION = "vision"
+# Decoder field: kind
+_MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head", "vision": _VISION}
 _FIELDS = {
     **_MATRICES,
     "position_embeddings": "embedding",
@@ -31,7 +33,9 @@ _FIELDS = {
     "laurel": "attention",
 }
 _NORMS, _ROTARY, _GRAPH, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "graph", "gaps", "header", "other"
-_OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "gap": _GAPS}  # of entries, by their names
+# of entries, by their names
+_OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "openvino.vision": _GRAPH, "gap": _GAPS,
+           PATCHES: _VISION}  # fmt: skip
 _KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _GRAPH, _OTHER, _GAPS, _HEADER)
 
 
@@ -229,7 +233,8 @@ def _stored(decoder: Decoder) -> Iterator[tuple[str, str, int]]:
                 yield from walk(item, kind)
         elif dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
-                yield from walk(getattr(value, field.name), _FIELDS.get(field.name, kind))
+                own = kind if kind == _VISION else _FIELDS.get(field.name, kind)
+                yield from walk(getattr(value, field.name), own)
 
     return walk(decoder, _OTHER)
 
@@ -301,7 +306,7 @@ def _tokens(package: Package) -> Tokens:
 def _task(decoder: Decoder) -> str:
     encoder = decoder.encoder
     if encoder is None:
-        return "generates text"
+        return "generates text" if decoder.vision is None else "generates text, takes images"
     steps = "".join(f", {step.linear.rows} x {step.linear.columns}" for step in encoder.dense)
     made = f"of the vectors of tokens ({encoder.pooling}{steps})"
     if encoder.score_activation:

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from embedllm.backends.system import host_memory, host_tuning
-from embedllm.backends.system.host_memory import HugePages, _pieces, _without, return_freed_memory
+from embedllm.backends.system.host_memory import (
+    HugePages,
+    _pieces,
+    _without,
+    limit_heaps,
+    return_freed_memory,
+    trim_heap,
+)
 
 MIB = 1 << 20
 SIZE = 32 * MIB
@@ -170,6 +177,8 @@ def test_other_systems_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         pass
     pages.stop()
     return_freed_memory()
+    trim_heap()
+    limit_heaps(2)
 
 
 def test_a_switch_with_an_unknown_name_is_said_once(

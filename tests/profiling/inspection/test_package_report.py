@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from onnx import TensorProto, helper
 
-from embedllm.export import Recipe
+from embedllm.export import Recipe, convert
 from embedllm.export.layout import CONSTANTS
 from embedllm.files.safetensors_header import Tensor, TensorFile, read_header
 from embedllm.package.package import WEIGHTS, open_package
@@ -21,6 +21,7 @@ from embedllm.profiling.inspection.graph_check import check_ir, check_model, unu
 from embedllm.profiling.inspection.package_report import Description, Share, describe_package, memory, shares
 from tests.support.decoder_cases import mixtures, plain
 from tests.support.described import described_package
+from tests.support.vision import vision_checkpoint
 
 # hidden 64, 2 layers, 4 heads and 2 key/value heads of 16, mlp 96, vocabulary 307, tied
 EMBEDDING = 307 * 64
@@ -137,6 +138,21 @@ def test_every_graph_of_an_export_fits_its_weights(tiny_package: MakePackage) ->
         assert [graph.problems for graph in found.graphs] == [()] * len(found.graphs)
         assert [graph.unused_bytes for graph in found.graphs] == [0] * len(found.graphs)
         assert all(graph.weights for graph in found.graphs)
+
+
+def test_a_vision_encoder_has_a_share_and_graphs_of_its_own(tmp_path: Path) -> None:
+    out = convert(vision_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe(bits=32))
+    found = describe_package(open_package(out))
+    assert found.task == "generates text, takes images"
+    assert [graph.problems for graph in found.graphs] == [()] * len(found.graphs)
+    # hidden 48, mlp 80, 2 layers, patches of 4 x 4, 64 positions, a projector of 4 patches
+    matrices = 2 * (4 * 48 * 48 + 2 * 48 * 80) + 48 * 3 * 4 * 4 + 64 * 48 + 64 * 4 * 48
+    assert share(found, "vision").values == 4 * matrices
+    text, seen = (next(g for g in found.graphs if g.variant == name) for name in ("generic-float32", "vision-float32"))
+    assert text.weights
+    assert seen.weights
+    assert text.unused_bytes
+    assert seen.unused_bytes  # each reads what is its own
 
 
 def test_without_onnx_the_graphs_are_not_looked_at(tiny_package: MakePackage, monkeypatch: pytest.MonkeyPatch) -> None:
