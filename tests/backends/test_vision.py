@@ -58,6 +58,12 @@ def features(llm: Model) -> ImageFeatures:
     return found
 
 
+def rows(llm: Model, image: Image) -> np.ndarray:
+    """The features of an image, whoever gave it before."""
+    features(llm).add([image])
+    return llm.runner.call(lambda: features(llm).rows(image_ids(image)))
+
+
 def logits(llm: Model, *parts: Image | list[int], step: int = 0) -> np.ndarray:
     """After every token of a prompt. step: tokens that are fed at once; 0: all."""
     tokens, images = seeing_prompt(*parts)
@@ -68,9 +74,9 @@ def logits(llm: Model, *parts: Image | list[int], step: int = 0) -> np.ndarray:
         session = llm.runner.engine.open()
         assert isinstance(session, FeedsAll)
         size = step or len(ids)
-        rows = [session.feed_all(ids[at : at + size]) for at in range(0, len(ids), size)]
+        found = [session.feed_all(ids[at : at + size]) for at in range(0, len(ids), size)]
         session.close()
-        return np.concatenate(rows)
+        return np.concatenate(found)
 
     return llm.runner.call(fed)
 
@@ -89,11 +95,7 @@ def test_logits_follow_the_reference(llm: Model, reference: Model, name: str) ->
 
 def test_features_follow_the_reference(llm: Model, reference: Model) -> None:
     for one in (ONE, TWO):
-        rows = [
-            each.runner.call(lambda each=each, one=one: features(each).rows(image_ids(one)))
-            for each in (llm, reference)
-        ]
-        assert_close(*rows)
+        assert_close(rows(llm, one), rows(reference, one))
 
 
 def test_another_image_gives_another_reply(llm: Model) -> None:
@@ -210,11 +212,10 @@ def test_every_packing_stays_near_the_floats(package: Path, tmp_path: Path, bits
     packings = opened.manifest["quantization"]
     assert isinstance(packings, dict)
     assert {entry["bits"] for name, entry in packings.items() if name.startswith("vision.")} == {max(bits, 8)}
-    expected = reference.runner.call(lambda: features(reference).rows(image_ids(TWO)))
+    expected = rows(reference, TWO)
     for device in DEVICES:
         with embedllm.load(out, device=device) as llm:
-            features(llm).add([TWO])
-            found = llm.runner.call(lambda llm=llm: features(llm).rows(image_ids(TWO)))
+            found = rows(llm, TWO)
         # measured: 0.004 with 8 bits, whose products round activations to 8 bits too
         assert np.sqrt(np.square(found - expected).mean()) <= 0.02 * expected.std()
 
