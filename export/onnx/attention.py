@@ -144,7 +144,7 @@ class Attentions:
         """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""
         if attention.kv_from is not None:
             return self.alone(attention, normed)
-        graph, parts = self.graph, [attention.q, attention.k, attention.v]
+        parts = [attention.q, attention.k, attention.v]
         has_norms = attention.q_norm is not None or attention.k_norm is not None
         norms_here = has_norms and not self.norms_inside(attention)
         rotates_here = attention.rope is not None and not rotates_inside(attention, self.decoder)
@@ -159,10 +159,7 @@ class Attentions:
         if self.are_fused_with_norm(attention):
             q, k, v = (self.products.linear(normed, [part], name) for name, part in zip("qkv", parts, strict=True))
         else:
-            product = self.products.linear(normed, parts, "qkv")
-            q, k, v = (graph.named(part) for part in ("q", "k", "v"))
-            sizes = graph.constant(*(part.rows for part in parts))
-            graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+            q, k, v = self.products.split_linear(normed, parts, "qkv", "qkv")
         v = self.normed_heads(v, attention.v_norm, attention.kv_heads, attention)
         if rotates_here:
             return [*self.normed_and_rotated(attention, q, k), v]

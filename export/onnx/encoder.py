@@ -194,16 +194,12 @@ class _Emitter:
 
     def context(self, attention: Attention, read: str) -> str:
         """What the tokens find, [B, T, heads * D]."""
-        graph, parts = self.graph, [attention.q, attention.k, attention.v]
-        product = self.products.linear(read, parts, "qkv")
-        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
-        sizes = graph.constant(*(part.rows for part in parts))
-        graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+        q, k, v = self.products.split_linear(read, [attention.q, attention.k, attention.v], "qkv", "qkv")
         q, k = self.attentions.normed_and_rotated(attention, q, k)
         k, v = (self.for_each_head(attention, x) for x in (k, v))
         inputs = [q, k, v, "", "", self.disentangled(attention, q, k)]
         scale = {} if attention.scale is None else {"scale": attention.scale}
-        return graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads, **scale)
+        return self.graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads, **scale)
 
     def for_each_head(self, attention: Attention, x: str) -> str:
         """[B, T, kv heads * D] as [B, T, heads * D]: the operator has as many heads of keys as of queries."""

@@ -129,6 +129,16 @@ class Products:
             return output or name
         return self.product(x, parts, name, output or name)
 
+    def split_linear(
+        self, x: str, parts: Sequence[Linear], outputs: Sequence[str], name: str, *, split: str = "split"
+    ) -> list[str]:
+        """linear() with a Split behind it: one output for each matrix. split: the name of that node."""
+        outputs = [self.graph.named(output) for output in outputs]
+        product = self.linear(x, parts, name)
+        sizes = self.graph.constant(*(part.rows for part in parts))
+        self.graph.node("Split", [product, sizes], outputs, self.graph.named(split), axis=-1)
+        return outputs
+
     def product(self, x: str, parts: Sequence[Linear], name: str, result: str) -> str:
         """linear() of matrices that are packed alike. name: of the node that reads x; result: the value."""
         graph, packing = self.graph, self.packing[parts[0].name]

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from embedllm.export.onnx.builder import Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Linear, MultiHeadLatent
+from embedllm.package.architecture import Attention, MultiHeadLatent
 
 
 def latent_qkv(products: Products, norms: Norms, attention: Attention, mla: MultiHeadLatent, normed: str) -> list[str]:
     """q, k and v, each [B, T, heads * D], none of them rotated."""
     graph = products.graph
     first = attention.q if mla.q is None else mla.q
-    q, small, shared = _split(products, normed, [first, mla.kv, mla.k], ["q", "kv_a", "k_rope"], "latents")
+    parts, outputs = [first, mla.kv, mla.k], ["q", "kv_a", "k_rope"]
+    q, small, shared = products.split_linear(normed, parts, outputs, "latents", split="latents.split")
     if mla.q is not None:
         made = q if mla.q_norm is None else norms.plain(q, mla.q_norm, "q.normed")
         q = products.linear(made, [attention.q], "q.heads")
     small = norms.plain(small, mla.kv_norm, "kv.normed")
-    k, v = _split(products, small, [attention.k, attention.v], ["k_nope", "v.own"], "kv")
+    k, v = products.split_linear(small, [attention.k, attention.v], ["k_nope", "v.own"], "kv", split="kv.split")
     heads, size = attention.heads, attention.head_dim
     own = graph.op("Reshape", [k, graph.constant(0, 0, heads, size - mla.k.rows)], "k.heads")
     one = graph.op("Unsqueeze", [shared, graph.constant(2)], "k_rope.apart")
@@ -39,13 +38,3 @@ def latent_values(graph: Graph, attention: Attention, mla: MultiHeadLatent, cont
     bounds = [graph.constant(at) for at in (0, mla.value_dim, 3)]
     values = graph.op("Slice", [heads, *bounds], "context.values")
     return graph.op("Reshape", [values, graph.constant(0, 0, attention.heads * mla.value_dim)], "context")
-
-
-def _split(products: Products, x: str, parts: Sequence[Linear], names: Sequence[str], name: str) -> list[str]:
-    """The products of neighbouring matrices, apart."""
-    graph = products.graph
-    found = [graph.named(part) for part in names]
-    together = products.linear(x, parts, name)
-    sizes = graph.constant(*(part.rows for part in parts))
-    graph.node("Split", [together, sizes], found, graph.named(f"{name}.split"), axis=-1)
-    return found

@@ -32,10 +32,7 @@ class Recurrent:
 
     def short_convolution(self, index: int, mixer: ShortConv, normed: str) -> str:
         graph, parts = self.graph, [mixer.b, mixer.c, mixer.x]
-        product = self.products.linear(normed, parts, "bcx")
-        b, c, x = (graph.named(part) for part in ("b", "c", "x"))
-        sizes = graph.constant(*(part.rows for part in parts))
-        graph.node("Split", [product, sizes], [b, c, x], graph.named("split"), axis=-1)
+        b, c, x = self.products.split_linear(normed, parts, "bcx", "bcx")
         entering = graph.op("Mul", [b, x], "entering")
         convolved = self.convolved(index, mixer.kernel, entering, has_bias=bool(mixer.bias))
         return graph.op("Mul", [c, convolved], "context")

@@ -77,12 +77,8 @@ class _Emitter:
 
     def context(self, attention: Attention, read: str) -> str:
         """What the patches find, [tiles, patches, heads * D]: all see all."""
-        graph, parts = self.graph, [attention.q, attention.k, attention.v]
-        product = self.products.linear(read, parts, "qkv")
-        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
-        sizes = graph.constant(*(part.rows for part in parts))
-        graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
-        return graph.op("MultiHeadAttention", [q, k, v], "context", MICROSOFT, num_heads=attention.heads)
+        q, k, v = self.products.split_linear(read, [attention.q, attention.k, attention.v], "qkv", "qkv")
+        return self.graph.op("MultiHeadAttention", [q, k, v], "context", MICROSOFT, num_heads=attention.heads)
 
     def shuffled(self, x: str) -> str:
         """Pixel shuffle: the patches of a square side by side, row by row, [tiles, rows, hidden * square]."""
