@@ -332,10 +332,11 @@ class Runner:
                 used = sequence.open() if isinstance(sequence, SequenceHandle) else sequence
                 held.enter_context(self.sequences.reserve(used, request.prompt))
             held.enter_context(used.interruptible(cancel))
-            pieces, generation = self._begin(used, request, queued_s)
+            text = without_images(request.prompt)  # not by request.images: ids of a prompt may be given alone
+            pieces, generation = self._begin(used, request, text, queued_s)
             proposer = None
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
-                draft, text = None, without_images(request.prompt)
+                draft = None
                 if self.draft is not None and request.speculate != "lookup" and not request.images:
                     draft = held.enter_context(self.draft.draft_sequence(request.prompt, cancel))
                 uses_lookup = request.speculate != "draft"
@@ -355,9 +356,12 @@ class Runner:
         return not is_repeatable and self._speculates_by_default
 
     def _begin(
-        self, sequence: CachedSequence, request: Request, queued_s: float
+        self, sequence: CachedSequence, request: Request, text: Sequence[int], queued_s: float
     ) -> tuple[list[Sequence[int]], Generation]:
-        """Leaves in the sequence what it shares with the prompt; the pieces that are left, and the rule."""
+        """Leaves in the sequence what it shares with the prompt; the pieces that are left, and the rule.
+
+        text: the prompt without ids of images.
+        """
 
         def note_dropped(dropped: int) -> None:
             generation.dropped_tokens += dropped
@@ -365,7 +369,7 @@ class Runner:
         if request.shift is not None:
             sequence.shift, sequence.note_dropped = request.shift, note_dropped
             sequence.keep_all()  # it is moved
-        began_s, text = time.perf_counter(), without_images(request.prompt)
+        began_s = time.perf_counter()
         held = self.sequences.begin(sequence, request.prompt, request.adapter)
         limit, limit_reason = self._limit(request)
         generation = Generation(

@@ -15,6 +15,7 @@ from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import ImageFeatures, image_ids, images_of, place_images
 from embedllm.backends.openvino.engine import OvEngine
 from embedllm.backends.openvino.runtime import devices as openvino_devices
+from embedllm.cancel import Cancel
 from embedllm.errors import DeviceUnavailable, ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
@@ -176,6 +177,15 @@ def test_the_model_with_a_kv_of_its_own_request_takes_images_too(package: Path, 
     found = engine.open().feed_all(place_images(tokens, images, IMAGE_TOKEN))
     assert_close(found, logits(reference, *PROMPTS["two images"]))
     engine.close()
+
+
+def test_the_ids_of_a_prompt_alone_are_penalized_as_its_text(llm: Model) -> None:
+    """Its images were seen before: only their ids say that they are none of the vocabulary's tokens."""
+    request = seeing_request(llm, *PROMPTS["text around"])
+    with_images = replace(request, sampling=replace(request.sampling, repetition_penalty=1.3))
+    expected = [chunk.token for chunk in llm.runner.stream(with_images, Cancel())]
+    alone = [chunk.token for chunk in llm.runner.stream(replace(with_images, images=()), Cancel())]
+    assert alone == expected
 
 
 def test_an_id_of_no_image_that_is_there_is_refused(llm: Model) -> None:
