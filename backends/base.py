@@ -260,9 +260,9 @@ class VisionEncoder(Protocol):
     """The vision encoder and projector of a vision-language model on one device."""
 
     def encode(self, pixel_values: F32) -> F32:
-        """The rows that take the place of placeholder embeddings, [tokens of all tiles, hidden].
+        """The rows that take the place of a tile's placeholder embeddings, [tokens of a tile, hidden].
 
-        pixel_values: [tiles, 3, height, width]. Raises ValueError for tiles of another size, DeviceError.
+        pixel_values: [1, 3, height, width]. Raises ValueError for a tile of another size, DeviceError.
         """
         ...
 

@@ -186,21 +186,17 @@ class _Features:
             self.pixels = None
 
 
-def encode_tiles(vision: Vision, pixel_values: F32, run: Callable[[F32], F32]) -> F32:
-    """The features of an image, [tokens, hidden], tile by tile: several at once take memory, and are no faster.
+def check_tile(vision: Vision, pixel_values: F32) -> F32:
+    """The pixels of one tile as encoders take them: contiguous float32. Raises ValueError for a tile of another size.
 
-    pixel_values: [tiles, 3, height, width]. run: gives the features [1, tokens of a tile, hidden] of one.
-    Raises ValueError for tiles of another size.
+    pixel_values: [1, 3, height, width]. Several in one run take memory, and are no faster.
     """
     import numpy as np
 
-    expected = (3, vision.image_size, vision.image_size)
-    if pixel_values.ndim != len(expected) + 1 or pixel_values.shape[1:] != expected or not len(pixel_values):
-        raise ValueError(
-            f"the pixels of an image are {list(pixel_values.shape)}; expected [tiles, 3, {expected[1]}, {expected[2]}]."
-        )
-    tiles = np.ascontiguousarray(pixel_values, np.float32)
-    return np.concatenate([run(tile[None])[0] for tile in tiles])
+    expected = (1, 3, vision.image_size, vision.image_size)
+    if pixel_values.shape != expected:
+        raise ValueError(f"the pixels of a tile are {list(pixel_values.shape)}; expected {list(expected)}.")
+    return np.ascontiguousarray(pixel_values, np.float32)
 
 
 def _first(token: int) -> int:

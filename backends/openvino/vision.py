@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.images import encode_tiles
+from embedllm.backends.images import check_tile
 from embedllm.backends.openvino.runtime import as_device_error, core, ov
 from embedllm.errors import DeviceError
 from embedllm.package.graph_variants import VISION_OPENVINO
@@ -44,12 +44,10 @@ class OvVision:
             self._request = core().compile_model(model, target, dict(properties)).create_infer_request()
 
     def encode(self, pixel_values: F32) -> F32:
-        return encode_tiles(self._vision, pixel_values, self._run)
-
-    def _run(self, tile: F32) -> F32:
+        tile = check_tile(self._vision, pixel_values)
         with as_device_error("failed on an image"):
             self._request.infer({"pixel_values": tile})
-            return self._request.get_output_tensor(0).data.astype(np.float32)  # a copy
+            return self._request.get_output_tensor(0).data[0].astype(np.float32)  # a copy
 
 
 def add_images(model: ov.Model, decoder: Decoder) -> None:

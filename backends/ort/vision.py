@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.images import encode_tiles
+from embedllm.backends.images import check_tile
 from embedllm.backends.ort.runtime import first_line, ort
 from embedllm.errors import DeviceError
 from embedllm.package.graph_variants import VISION
@@ -37,10 +37,8 @@ class OrtVision:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
 
     def encode(self, pixel_values: F32) -> F32:
-        return encode_tiles(self._vision, pixel_values, self._run)
-
-    def _run(self, tile: F32) -> F32:
+        tile = check_tile(self._vision, pixel_values)
         try:
-            return np.asarray(self._session.run(["image_features"], {"pixel_values": tile})[0])
+            return np.asarray(self._session.run(["image_features"], {"pixel_values": tile})[0])[0]
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed on an image: {first_line(error)}") from error

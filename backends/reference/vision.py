@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.images import encode_tiles
+from embedllm.backends.images import check_tile
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.math import softmax
 from embedllm.package.tensors import PATCHES
@@ -27,11 +27,8 @@ class ReferenceVision(Layers):
         self._vision: Vision = vision
 
     def encode(self, pixel_values: F32) -> F32:
-        return encode_tiles(self._vision, pixel_values, lambda tile: self._tile(tile[0])[None])
-
-    def _tile(self, pixels: F32) -> F32:
-        """The rows [tokens, hidden] of a tile [3, S, S]."""
         vision, weights = self._vision, self._weights
+        pixels = check_tile(vision, pixel_values)
         side, grid, by = vision.patch_size, vision.grid, vision.pixel_shuffle
         patches = pixels.reshape(3, grid, side, grid, side).transpose(1, 3, 0, 2, 4).reshape(grid * grid, -1)
         kernel = weights.tensor(f"{PATCHES}.weight").reshape(vision.hidden, -1)

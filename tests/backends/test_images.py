@@ -12,7 +12,7 @@ from embedllm.backends.images import (
     FIRST_ID,
     MAX_TOKENS,
     ImageFeatures,
-    encode_tiles,
+    check_tile,
     image_ids,
     place_images,
     without_images,
@@ -33,9 +33,8 @@ class Encoder:
 
     def encode(self, pixel_values: np.ndarray) -> np.ndarray:
         self.calls += 1
-        rows = TILE_TOKENS * len(pixel_values)
-        found = np.zeros((rows, HIDDEN), np.float32)
-        found[:, 0], found[:, 1] = pixel_values.mean(), np.arange(rows)
+        found = np.zeros((TILE_TOKENS, HIDDEN), np.float32)
+        found[:, 0], found[:, 1] = pixel_values.mean(), np.arange(TILE_TOKENS)
         return found
 
 
@@ -164,9 +163,9 @@ def test_pixels_that_become_another_number_of_rows_are_refused() -> None:
         kept.rows(image_ids(odd))
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 32, 31), (3, 32, 32), (0, 3, 32, 32), (1, 1, 32, 32)])
-def test_tiles_of_another_size_are_refused(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(1, 3, 32, 31), (3, 32, 32), (0, 3, 32, 32), (2, 3, 32, 32), (1, 1, 32, 32)])
+def test_a_tile_of_another_size_is_refused(shape: tuple[int, ...]) -> None:
     vision = describe(Config({**SMOLVLM, "model_type": "smolvlm"})).vision
     assert vision is not None
-    with pytest.raises(ValueError, match=r"expected \[tiles, 3, 32, 32\]"):
-        encode_tiles(vision, np.zeros(shape, np.float32), lambda tile: tile)
+    with pytest.raises(ValueError, match=r"expected \[1, 3, 32, 32\]"):
+        check_tile(vision, np.zeros(shape, np.float32))
