@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import ImageFeatures, image_ids, images_of, place_images
 from embedllm.backends.openvino.engine import OvEngine
 from embedllm.backends.openvino.runtime import devices as openvino_devices
+from embedllm.backends.reference.vision import ReferenceVision
 from embedllm.cancel import Cancel
 from embedllm.errors import DeviceUnavailable, ExportError
 from embedllm.export import Recipe, convert
@@ -228,6 +230,20 @@ def test_every_packing_stays_near_the_floats(package: Path, tmp_path: Path, bits
             found = rows(llm, TWO)
         # measured: 0.004 with 8 bits, whose products round activations to 8 bits too
         assert np.sqrt(np.square(found - expected).mean()) <= 0.02 * expected.std()
+
+
+def test_the_reference_sees_once_for_all_graphs(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(package, tmp_path / "package")
+    encode, tiles = ReferenceVision.encode, list[np.ndarray]()
+
+    def counted(self: ReferenceVision, pixel_values: np.ndarray) -> np.ndarray:
+        tiles.append(pixel_values)
+        return encode(self, pixel_values)
+
+    monkeypatch.setattr(ReferenceVision, "encode", counted)
+    results = verify_folder(tmp_path / "package")
+    assert {"vision.onnx", "openvino_vision_embeddings_model.xml"} <= results.keys()
+    assert len(tiles) == 1
 
 
 def test_a_graph_that_computes_something_else_is_found(package: Path, tmp_path: Path) -> None:
