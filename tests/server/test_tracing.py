@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -25,6 +23,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from embedllm.server.tracing import OpenTelemetryTracing, tracing_from_environment
 from embedllm.text.function_schema import FunctionTool
+from tests.support.otlp_receiver import receiver
 from tests.support.scripted import call, scripted
 
 SECRET = "list the files of secret-of-the-test"
@@ -184,34 +183,6 @@ def test_tools_that_run_here_are_spans_within_the_requests() -> None:
     assert of(request)["gen_ai.usage.output_tokens"] == found["usage"]["output_tokens"]  # of both replies
     assert of(request)["gen_ai.response.finish_reasons"] == ("stop",)
     assert not any(SECRET in str(of(span)) for span in (ran, request))
-
-
-@contextmanager
-def receiver() -> Iterator[tuple[str, list[Any]]]:
-    """An OTLP/HTTP receiver, and the requests that it got: headers and ExportTraceServiceRequest."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    got: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # the name that http.server calls
-            assert self.path == "/v1/traces"
-            raw = self.rfile.read(int(self.headers["content-length"]))
-            got.append((self.headers, ExportTraceServiceRequest.FromString(raw)))
-            self.send_response(200)
-            self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", got
-        server.shutdown()
-        thread.join()
 
 
 def test_spans_reach_an_otlp_receiver_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -16,12 +18,15 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.integrations.ray.http_forwarding import HttpRequest, ResponseStart, answer, prompt_text
 from embedllm.server.app import create_app
+from embedllm.server.endpoint import ToolServers
 from embedllm.server.errors import Dialect, Refused, encode, refusal
 from embedllm.server.guard import dialect
 from embedllm.server.model_names import ModelNames, ServedModel, UnknownModel
 from embedllm.server.model_pool import ModelPool
+from embedllm.server.request_record import Tracing
 from embedllm.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -50,6 +55,8 @@ def build_app(
     max_ongoing_requests: int = 32,
     max_queued_requests: int = 256,
     is_prefix_aware: bool = True,
+    mcp: str | os.PathLike[str] | Mapping[str, JSON] | None = None,
+    has_traces: bool = False,
 ) -> serve.Application:
     """A Ray Serve application for `serve.run`: a deployment for each model, and one that takes the requests.
 
@@ -61,6 +68,8 @@ def build_app(
     max_ongoing_requests: of a replica, which batches them. max_queued_requests: of a model, that wait for a replica;
     one more is answered with 429.
     is_prefix_aware: requests with equal prefixes go to the same replica, whose KV cache has them.
+    mcp: MCP servers whose tools requests to /v1/responses may have run, as McpServers takes them; each replica opens
+    its own connections. has_traces: OpenTelemetry traces, as the OTEL_* variables of the replicas say.
     Raises ValueError for names that are empty or given twice, and when both replicas and autoscaling are given.
     """
     if replicas is not None and autoscaling is not None:
@@ -76,7 +85,7 @@ def build_app(
             max_ongoing_requests=max_ongoing_requests,
             max_queued_requests=max_queued_requests,
             request_router_config=_router() if is_prefix_aware else RequestRouterConfig(),
-        )(ModelReplica).bind(models, model.name, used)
+        )(ModelReplica).bind(models, model.name, used, mcp=mcp, has_traces=has_traces)
         for model in models
     }
     # it waits for the replicas: a tenth of a core is reserved
@@ -94,11 +103,36 @@ def _router() -> RequestRouterConfig:
 class ModelReplica:
     """The server of `embedllm serve` in a worker process, without a port of its own."""
 
-    async def __init__(self, models: Sequence[ServedModel], name: str, settings: ServerSettings) -> None:
+    async def __init__(
+        self,
+        models: Sequence[ServedModel],
+        name: str,
+        settings: ServerSettings,
+        *,
+        mcp: str | os.PathLike[str] | Mapping[str, JSON] | None = None,
+        has_traces: bool = False,
+    ) -> None:
         """name: of the model that this deployment is for; it is loaded before the first request."""
+        self._opened = ExitStack()
+        tool_servers: ToolServers | None = None
+        if mcp is not None:
+            from embedllm.integrations.mcp import McpServers
+
+            servers = McpServers(mcp)
+            await run_in_thread(lambda _: self._opened.enter_context(servers))
+            tool_servers = servers.tools_by_server
+        tracing: Tracing | None = None
+        if has_traces:
+            from embedllm.server.tracing import tracing_from_environment
+
+            tracing = self._opened.enter_context(closing(tracing_from_environment()))
         self._pool = ModelPool([replace(model, pinned=model.name == name) for model in models])
-        self._application = create_app(self._pool, settings)
+        self._application = create_app(self._pool, settings, tracing=tracing, tool_servers=tool_servers)
         await self._pool.start()
+
+    def __del__(self) -> None:
+        """Ray Serve calls it before it ends a replica: spans are sent, and processes of MCP servers ended."""
+        self._opened.close()
 
     async def answer(self, request: HttpRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
         """The reply, piece by piece."""

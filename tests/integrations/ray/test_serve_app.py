@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +26,8 @@ import embedllm
 from embedllm.integrations.ray.batch_inference import BatchGenerator
 from embedllm.loading.options import LoadOptions
 from embedllm.server.model_pool import ServedModel
+from tests.server.serving import wait_until
+from tests.support.otlp_receiver import receiver
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -33,12 +36,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "list files by size"}]
 
 
+SOURCES = str(Path(embedllm.__file__).parents[1])
+FRIENDLY = {"command": sys.executable, "args": ["-m", "tests.integrations.mcp.friendly_server"],
+            "env": {"PYTHONPATH": SOURCES}}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def traces() -> Iterator[tuple[str, list[Any]]]:
+    """Where the replicas send their spans, and what came."""
+    with receiver() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(traces: tuple[str, list[Any]]) -> Iterator[str]:
     """Of a cluster with two replicas of the demo."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into HOME
-        environment = {"PYTHONPATH": str(Path(embedllm.__file__).parents[1]), "ORT_DISABLE_TELEMETRY": "1"}
+        environment = {"PYTHONPATH": SOURCES, "ORT_DISABLE_TELEMETRY": "1",
+                       "OTEL_EXPORTER_OTLP_ENDPOINT": traces[0], "OTEL_BSP_SCHEDULE_DELAY": "100"}  # fmt: skip
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         ray.init(
@@ -46,7 +62,8 @@ def url() -> Iterator[str]:
         )
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         model = ServedModel(name="demo", path="demo", aliases=("small",), options=LoadOptions(threads=1))
-        serve.run(build_app([model], replicas=2, actor_options={"num_cpus": 1}))
+        app = build_app([model], replicas=2, actor_options={"num_cpus": 1}, mcp={"friendly": FRIENDLY}, has_traces=True)
+        serve.run(app)
         yield f"http://127.0.0.1:{port}"
         serve.shutdown()
         ray.shutdown()
@@ -85,6 +102,28 @@ def test_a_prompt_goes_where_its_prefix_is(client: openai.OpenAI) -> None:
         shares.append((usage.prompt_tokens_details.cached_tokens or 0) / usage.prompt_tokens)
     assert shares[0] < 0.5
     assert min(shares[1:]) > 0.8
+
+
+def test_a_replica_runs_tools_of_mcp_servers(client: openai.OpenAI) -> None:
+    server: Any = {"type": "mcp", "server_label": "friendly", "require_approval": "never"}
+    found = client.responses.create(model="demo", input="Add 2 and 3.", tools=[server], max_output_tokens=4)
+    assert found.output[0].type == "mcp_list_tools"
+    assert "add" in [tool.name for tool in found.output[0].tools]
+
+
+def test_a_request_leaves_a_trace(client: openai.OpenAI, traces: tuple[str, list[Any]]) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    asked = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    client.chat.completions.create(model="demo", messages=QUESTION, max_tokens=3, extra_headers={"traceparent": asked})
+
+    def of_it() -> list[Any]:
+        groups = [scope for _, request in traces[1] for group in request.resource_spans for scope in group.scope_spans]
+        return [span for group in groups for span in group.spans if span.trace_id.hex() in asked]
+
+    wait_until(of_it)
+    (span,) = of_it()
+    assert span.name == "chat demo"
+    assert {one.key: one.value.int_value for one in span.attributes}["gen_ai.usage.output_tokens"] == 3
 
 
 def test_a_dataset_is_replied_to(url: str) -> None:
