@@ -64,6 +64,7 @@ def test_pixel_values_are_those_of_transformers(tmp_path: Path, name: str) -> No
 @pytest.mark.peer
 @pytest.mark.parametrize("name", CASES)
 def test_any_size_is_processed_as_transformers_does(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    # Not of [peer]: one built for another torch (PyPI's is for CUDA) breaks all imports of transformers' models
     pytest.importorskip("torchvision")
     import transformers
 
