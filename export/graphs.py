@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
-from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Entry, Layout, Placed
+from embedllm.export.layout import CONSTANTS_OF, Entry, Layout, Placed
 from embedllm.export.onnx import decoder as onnx_graph
 from embedllm.export.onnx import encoder as onnx_encoder
 from embedllm.export.onnx import vision as onnx_vision
@@ -144,10 +144,8 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         packing=packings(package.manifest),
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )
-    if variant_name == OPENVINO:
-        _check_constants(package, header, CONSTANTS, openvino_model.constants(model.decoder, model.packing))
-    if variant_name == VISION_OPENVINO:
-        _check_constants(package, header, VISION_CONSTANTS, openvino_vision.constants(model.decoder, model.packing))
+    if entry := CONSTANTS_OF.get(variant_name):
+        _check_constants(package, header, entry, openvino_model.constants(model.decoder, model.packing)[entry])
     try:
         if variant := next((variant for variant in CALIBRATED if variant.name == variant_name), None):
             return _calibrated(variant, model, package, tokens)

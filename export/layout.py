@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.files.safetensors_header import BYTES
+from embedllm.package.graph_variants import OPENVINO, VISION_OPENVINO
 
 if TYPE_CHECKING:
     import numpy as np
 
 CONSTANTS = "openvino.constants"  # shapes and numbers of the OpenVINO model, which has no other place for them
 VISION_CONSTANTS = "openvino.vision.constants"  # the same of a vision encoder's
+CONSTANTS_OF = {OPENVINO: CONSTANTS, VISION_OPENVINO: VISION_CONSTANTS}  # by the variant that reads them
 PAGE = 4096  # bytes
 _LARGE = 1 << 16  # bytes; from here on a run starts at a page
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.layout import Layout
+from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Layout
 from embedllm.export.openvino import decoder as decoder_model
 from embedllm.export.openvino import encoder as encoder_model
+from embedllm.export.openvino import vision as vision_model
 from embedllm.package.architecture import Decoder
 from embedllm.package.packing import Packing
 
@@ -19,7 +20,10 @@ def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> b
     return emitter.build(decoder, layout, packing).encode()
 
 
-def constants(decoder: Decoder, packing: Mapping[str, Packing]) -> bytes:
-    """The small constants that the model needs, which are one entry of the weights file."""
+def constants(decoder: Decoder, packing: Mapping[str, Packing]) -> dict[str, bytes]:
+    """The small constants of the model, and of that of a vision encoder: by their entry in the weights file."""
     emitter = decoder_model if decoder.encoder is None else encoder_model
-    return emitter.constants(decoder, packing)
+    found = {CONSTANTS: emitter.constants(decoder, packing)}
+    if decoder.vision is not None:
+        found[VISION_CONSTANTS] = vision_model.constants(decoder, packing)
+    return found

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.errors import ExportError
-from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Entry, Layout, lay_out
+from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.openvino import model as openvino_model
-from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.recipe import _REST, Recipe
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.packing import Packing
@@ -35,8 +34,7 @@ class Plan:
     # matrices in file order; those of a run are packed alike and lie next to each other
     runs: tuple[tuple[Linear, ...], ...]
     prequantized: frozenset[str]  # names of matrices that are stored as the source holds them
-    constants: bytes  # of the OpenVINO model
-    vision_constants: bytes  # of that of a vision encoder
+    constants: Mapping[str, bytes]  # of the OpenVINO models, by their entry in the weights file
     search: bool  # the scales of 4 bits
     layout: Layout
 
@@ -59,11 +57,9 @@ def plan(
     packing = dict(packing or _packing(decoder, recipe, passthrough))
     runs = tuple(alike for run in matrix_runs(decoder) for alike in packed_alike(run, packing))
     constants = openvino_model.constants(decoder, packing)
-    vision_constants = b"" if decoder.vision is None else openvino_vision.constants(decoder, packing)
     entries = [
         _small(decoder, packing),
-        [Entry(CONSTANTS, "U8", (len(constants),))],
-        *([[Entry(VISION_CONSTANTS, "U8", (len(vision_constants),))]] if vision_constants else []),
+        *([Entry(name, "U8", (len(data),))] for name, data in constants.items()),
         *(block for run in runs for block in blocks(run, packing[run[0].name])),
     ]
     return Plan(
@@ -72,7 +68,6 @@ def plan(
         runs=runs,
         prequantized=frozenset(name for name, each in passthrough.items() if each.quantized),
         constants=constants,
-        vision_constants=vision_constants,
         search=search,
         layout=lay_out(entries, {"format": "embedllm"}),
     )

@@ -19,7 +19,7 @@ import numpy as np
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source, check_matrix, check_vector, read_matrix, read_vector
-from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Layout, Writer
+from embedllm.export.layout import Layout, Writer
 from embedllm.export.rounding.compensation import compensated
 from embedllm.export.rounding.quantize import NOT_FINITE, quantize
 from embedllm.export.writing.passthrough import OrderedSource, PackedSource, read_packed
@@ -135,9 +135,8 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
         order = source.order(f"{linear.source}.weight")
         assert order is not None, linear.name
         write(f"{linear.name}.order", order)
-    write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
-    if plan.vision_constants:
-        write(VISION_CONSTANTS, np.frombuffer(plan.vision_constants, np.uint8))
+    for name, data in plan.constants.items():
+        write(name, np.frombuffer(data, np.uint8))
 
 
 def rounded(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS
+from embedllm.export.layout import CONSTANTS_OF
 from embedllm.files.safetensors_header import Tensor, TensorFile
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML, KV_SCALES, OPENVINO, VISION_OPENVINO, WASM
@@ -117,7 +117,7 @@ def check_ir(root: Element, header: TensorFile, file_bytes: int) -> tuple[list[_
     """As check_model, of an OpenVINO model: its constants are whole tensors, or parts of the entry of small ones."""
     spans: list[_Span] = []
     problems: list[str] = []
-    small = [t for name, t in header.tensors.items() if name in (CONSTANTS, VISION_CONSTANTS)]
+    small = [t for name, t in header.tensors.items() if name in CONSTANTS_OF.values()]
     for layer in root.iterfind("layers/layer[@type='Const']"):
         name, data = layer.get("name", ""), layer.find("data")
         place = {"location": WEIGHTS} if data is None else {"location": WEIGHTS, **data.attrib}
@@ -230,5 +230,5 @@ def unused(spans: Sequence[_Span], header: TensorFile) -> int:
     return sum(
         tensor.length
         for name, tensor in header.tensors.items()
-        if not name.startswith("gap.") and name not in (CONSTANTS, VISION_CONSTANTS) and not is_read(tensor)
+        if not name.startswith("gap.") and name not in CONSTANTS_OF.values() and not is_read(tensor)
     )
