@@ -3,6 +3,7 @@
 # Fails where they can't be installed, and says why.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. .ci/apt.sh
 
 refuse() { echo "browser tests: $1" >&2; exit 1; }
 
@@ -10,14 +11,7 @@ command -v node >/dev/null || refuse "Node.js is not here; install Node.js 20 or
 [ "$(node -p 'process.versions.node.split(".")[0]')" -ge 20 ] || refuse "Node.js is $(node --version); 20 or newer is needed"
 
 if ! command -v chromium >/dev/null; then
-    command -v apt-get >/dev/null || refuse "there is no apt-get; install Chromium by hand"
-    apt=(env DEBIAN_FRONTEND=noninteractive apt-get -qq)
-    if [ "$(id -u)" -ne 0 ]; then
-        sudo -n true 2>/dev/null || refuse "neither root nor sudo without a password; install Chromium by hand"
-        apt=(sudo -n "${apt[@]}")
-    fi
-    "${apt[@]}" update >/dev/null
-    "${apt[@]}" install --no-install-recommends chromium >/dev/null
+    why=$(apt_install chromium) || refuse "$why"
 fi
 
 (cd bindings_web && npm ci --no-audit --no-fund --loglevel=error)
