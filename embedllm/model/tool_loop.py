@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -24,9 +23,11 @@ from embedllm.model.tool_reply import (
     with_own_ids,
 )
 from embedllm.text.chat_template import Message, Tool, tool_schemas
+from embedllm.text.lone_surrogates import replace_surrogates
 from embedllm.text.prompt import check_messages
 from embedllm.tools.arguments import check_arguments
 from embedllm.tools.calls import Parameters, ToolCall, assistant_message, result_message, tool_parameters
+from embedllm.tools.results import error_text, value_text
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
@@ -128,7 +129,9 @@ class Loop:
         """Runs the calls of one reply, in turn."""
         for decided in calls:
             ran, result = (
-                (False, _as_text(decided.refusal)) if decided.refusal else (yield from self._run(decided, parameters))
+                (False, replace_surrogates(decided.refusal))
+                if decided.refusal
+                else (yield from self._run(decided, parameters))
             )
             outcome = ToolOutcome(call=decided.call, ran=ran, result=result)
             outcomes.append(outcome)
@@ -150,9 +153,9 @@ class Loop:
             return False, _CANCELLED
         try:
             value = yield lambda: self.runners[call.name](call.arguments, self.cancel)
-            return True, _as_text(value if isinstance(value, str) else _json(value))
+            return True, value_text(value)
         except Exception as error:  # noqa: BLE001 # a tool is the application's: whatever it raises is for the model to know of
-            return False, _as_text(f"error: {type(error).__name__}: {_words(error)}")
+            return False, f"error: {type(error).__name__}: {error_text(error)}"
 
 
 def _problem(call: ToolCall, parameters: Parameters) -> str:
@@ -166,23 +169,6 @@ def _problem(call: ToolCall, parameters: Parameters) -> str:
     except ValueError as error:
         return f"error: {error}"
     return ""
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _as_text(text: str) -> str:
-    """Without lone surrogates, which names of files have in the place of bytes that are no UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _words(error: Exception) -> str:
-    """What an error says; some cannot say it."""
-    try:
-        return str(error)
-    except Exception as inner:  # noqa: BLE001 # an application's __str__ may raise anything
-        return f"(its text cannot be had: {type(inner).__name__})"
 
 
 @dataclass(slots=True, kw_only=True)

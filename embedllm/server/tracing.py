@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedllm.errors import MissingPart
 from embedllm.files.version import __version__
+from embedllm.text.lone_surrogates import replace_surrogates
 
 
 @contextmanager
@@ -204,7 +205,7 @@ def _answered(record: RequestRecord) -> dict[str, Any]:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()  # spans hold no half surrogates
+    return replace_surrogates(json.dumps(value, ensure_ascii=False))
 
 
 def _input(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:

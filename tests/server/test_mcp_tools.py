@@ -209,6 +209,42 @@ def test_a_run_is_cancelled_when_the_client_goes_away() -> None:
         assert cancelled.wait(WAIT_S)
 
 
+class MuteError(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("mute")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "output", "error"),
+    [
+        ("name\udcff.txt", "name?.txt", None),
+        (["name\udcff.txt"], '["name?.txt"]', None),
+        (OSError("no file name\udcff.txt"), None, "error: no file name?.txt"),
+        (MuteError(), None, "error: (its text cannot be had: RuntimeError)"),
+        (float("nan"), None, "error: Out of range float values are not JSON compliant"),
+    ],
+)
+def test_text_that_is_none_and_errors_that_cannot_speak_are_a_calls_result(
+    outcome: object, output: str | None, error: str | None
+) -> None:
+    def look(*_: object) -> object:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    function: Any = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    tool = FunctionTool(schema={"type": "function", "function": function}, run=look)
+    with talking({"files": {"look": tool}}, call("look", "{}"), "Done.") as (http, prompts):
+        found = ask(http, tools=[{**MCP, "server_label": "files", "require_approval": "never"}])
+        assert kinds(found) == ["mcp_list_tools", "mcp_call", "message"]
+        ran = found["output"][1]
+        assert ran["output"] == output
+        assert ran["error"] is error is None or ran["error"]["content"][0]["text"].startswith(error)
+        assert f"\n{output or error}" in prompts[1]
+
+
 ODD = st.none() | st.booleans() | st.integers(-2, 2) | st.text(max_size=3) | st.just([{}]) | st.just({"a": []})
 ITEM = st.fixed_dictionaries(
     {"type": st.sampled_from(["mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"])},

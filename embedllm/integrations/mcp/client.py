@@ -20,6 +20,7 @@ from embedllm.files.optional_packages import needs
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.integrations.mcp.configuration import ServerConfiguration, parse_servers, read_servers
 from embedllm.text.function_schema import FunctionTool
+from embedllm.text.lone_surrogates import replace_surrogates
 
 with needs("mcp", "MCP servers"):
     from mcp import Client, MCPError
@@ -30,7 +31,7 @@ with needs("anyio", "MCP servers"):  # it and the others come with mcp
     from mcp.client.streamable_http import streamable_http_client
 
     from embedllm.integrations.mcp.http import http_client
-    from embedllm.integrations.mcp.results import as_text, cut_text, result_text
+    from embedllm.integrations.mcp.results import cut_text, result_text
     from embedllm.integrations.mcp.stdio import StderrTail, stdio_transport
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ def _named(listed: Sequence[_Listed]) -> dict[str, _Listed]:
 
 
 def _schema(name: str, tool: mcp_types.Tool) -> dict[str, JSON]:
-    description = cut_text(as_text(tool.description or tool.title or ""), _DESCRIPTION_CHARS)
+    description = cut_text(replace_surrogates(tool.description or tool.title or ""), _DESCRIPTION_CHARS)
     parameters = cast("JSON", _clean(tool.input_schema))
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -311,9 +312,9 @@ def _schema(name: str, tool: mcp_types.Tool) -> dict[str, JSON]:
 def _clean(value: object) -> object:
     """JSON without lone surrogates, which no message can hold."""
     if isinstance(value, str):
-        return as_text(value)
+        return replace_surrogates(value)
     if isinstance(value, Mapping):
-        return {as_text(str(key)): _clean(each) for key, each in value.items()}
+        return {replace_surrogates(str(key)): _clean(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(each) for each in value]
     return value
@@ -333,9 +334,9 @@ def _first(error: BaseException) -> Exception:
 def _reason(error: Exception, connection: _Connection) -> str:
     """In words, with what a server said last on stderr where its connection has ended."""
     first = _first(error)
-    said = " ".join(as_text(str(first)).split()).rstrip(".") or type(first).__name__
+    said = " ".join(replace_surrogates(str(first)).split()).rstrip(".") or type(first).__name__
     has_ended = isinstance(first, MCPError) and first.code == mcp_types.CONNECTION_CLOSED
     if isinstance(first, FileNotFoundError):
         return f"there is no command '{connection.configuration.command}'"
-    last = as_text(connection.stderr.last_line)
+    last = replace_surrogates(connection.stderr.last_line)
     return f"{said}; it said last: {last[:500].rstrip('.')}" if has_ended and last else said

@@ -16,6 +16,8 @@ from mcp_types import (
     TextContent,
 )
 
+from embedllm.text.lone_surrogates import replace_surrogates
+
 
 def result_text(result: CallToolResult, max_chars: int) -> str:
     """The blocks of a result, one after the other; structured content where there is no text beside it.
@@ -26,7 +28,7 @@ def result_text(result: CallToolResult, max_chars: int) -> str:
     has_text = any(isinstance(block, TextContent) for block in result.content)
     if result.structured_content is not None and not has_text:  # else the text says the same, by the specification
         parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
-    return cut_text(as_text("\n".join(parts)), max_chars)
+    return cut_text(replace_surrogates("\n".join(parts)), max_chars)
 
 
 def cut_text(text: str, max_chars: int) -> str:
@@ -34,11 +36,6 @@ def cut_text(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[cut: the first {max_chars} of {len(text)} characters]"
-
-
-def as_text(text: str) -> str:
-    """Without lone surrogates."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _block_text(block: ContentBlock) -> str:

@@ -26,7 +26,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from embedllm.integrations.mcp.configuration import ServerConfiguration
-from embedllm.integrations.mcp.results import as_text
+from embedllm.text.lone_surrogates import replace_surrogates
 
 _Received: TypeAlias = "SessionMessage | Exception"
 
@@ -111,8 +111,8 @@ def _message(line: bytes) -> _Received:
     except ValueError:
         pass
     try:  # half a surrogate pair, which pydantic refuses, is no reason to leave a call without an answer
-        values = json.loads(as_text(line.decode("utf-8", "replace")))
-        text = as_text(json.dumps(values, ensure_ascii=False))
+        values = json.loads(line.decode("utf-8", "replace"))
+        text = replace_surrogates(json.dumps(values, ensure_ascii=False))
         return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
     except (ValueError, RecursionError) as error:
         return error if isinstance(error, ValueError) else ValueError("a message is nested too deeply")

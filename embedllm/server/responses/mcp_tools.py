@@ -13,6 +13,7 @@ from embedllm.cancel import Cancel
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.server.endpoint import ToolServers
 from embedllm.tools.arguments import check_arguments
+from embedllm.tools.results import error_text, value_text
 
 if TYPE_CHECKING:
     from embedllm.server.request_record import Tracing
@@ -100,12 +101,12 @@ async def run_mcp(tool: McpTool, arguments: Mapping[str, JSON], call_id: str, tr
                 value = await tool.tool.arun(arguments, cancel)
             else:
                 value = await run_in_thread(lambda thread: tool.tool.run(arguments, thread))
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = value_text(value)
         except asyncio.CancelledError:
             cancel.cancel()
             raise
         except Exception as error:  # noqa: BLE001  # a tool's: for the model to know of
-            return Outcome(text=f"error: {error}", is_error=True)
+            return Outcome(text=f"error: {error_text(error)}", is_error=True)
     return Outcome(text=text, is_error=False)
 
 
