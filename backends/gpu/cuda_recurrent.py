@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Session
-from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.cuda import index_of, lock_of, start
 from embedllm.backends.gpu.io_binding_engine import CHUNK, HEAVY
 from embedllm.backends.gpu.recurrent_session import RecurrentSession
-from embedllm.backends.gpu.webgpu_session import Buffers
-from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
+from embedllm.backends.gpu.unbatched_session import Buffers
+from embedllm.backends.ort.runtime import (
+    check_assignments,
+    device_errors,
+    load_errors,
+    ort,
+    recording_options,
+)
 from embedllm.backends.sessions.recurrent_session import StatefulSession
-from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device
     from embedllm.backends.gpu.webgpu_kv import KvCopier
     from embedllm.package.entries import Graph
     from embedllm.package.package import Package
-
-_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 
 
 class RecurrentCudaEngine:
@@ -45,16 +47,10 @@ class RecurrentCudaEngine:
         self._index = index_of(device.name)
         self.lock = lock_of(self._index)
         self._session: ort.InferenceSession | None = None
-        options, path = ort.SessionOptions(), package.folder / graph.file
-        options.log_severity_level = _QUIET
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        try:
-            with self.lock:
-                self._session = start(os.fspath(path), options, self._index, captures=False)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
-        if left := left_to_the_cpu(self._session, HEAVY):
-            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
+        path = package.folder / graph.file
+        with load_errors(path), self.lock:
+            self._session = start(os.fspath(path), recording_options(), self._index, captures=False)
+        check_assignments(self._session, HEAVY, device, "please report it")
         self._warm_up()
 
     @property

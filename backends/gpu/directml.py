@@ -18,8 +18,14 @@ from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.directml_session import Buffers, DirectMLSession
 from embedllm.backends.gpu.io_binding_engine import HEAVY
-from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
-from embedllm.errors import DeviceError
+from embedllm.backends.ort.runtime import (
+    check_assignments,
+    device_errors,
+    first_line,
+    load_errors,
+    ort,
+    recording_options,
+)
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML
 from embedllm.package.package import Package
@@ -28,7 +34,6 @@ PROVIDER = "DmlExecutionProvider"
 _CPU = "CPUExecutionProvider"
 _STEP = 1024  # tokens; capacities are multiples of it
 _WINDOWS = sys.platform == "win32"
-_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 _INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-directml, which takes its place"
 
 
@@ -83,14 +88,10 @@ class DirectMLEngine:
         if lack := DIRECTML.unsupported(package.decoder):
             raise cannot_run(device, lack, "use another device")
         path = package.folder / graph.file
-        try:
-            with self.lock:
-                self._session: ort.InferenceSession | None = start(os.fspath(path), provider, number)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
-        left = left_to_the_cpu(self._session, HEAVY) if provider == PROVIDER else []
-        if left:
-            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
+        with load_errors(path), self.lock:
+            self._session: ort.InferenceSession | None = start(os.fspath(path), provider, number)
+        if provider == PROVIDER:
+            check_assignments(self._session, HEAVY, device, "please report it")
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -127,11 +128,9 @@ class DirectMLEngine:
 
 def start(model: str | bytes, provider: str, number: int) -> ort.InferenceSession:
     """A session that falls back to nothing else."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
+    options = recording_options()
     options.enable_mem_pattern = False  # this and sequential execution: DirectML takes nothing else
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with_options = (provider, {"device_id": str(number)}) if provider == PROVIDER else _CPU
     return ort.InferenceSession(model, options, providers=[with_options], enable_fallback=0)
 

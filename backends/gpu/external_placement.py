@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from embedllm.backends.base import Device
 from embedllm.backends.ort.external_graph.placement import HEAVY_OPERATORS, Placement
-from embedllm.backends.ort.runtime import ort
-
-_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
+from embedllm.backends.ort.runtime import ort, recording_options
 
 
 def on_cuda(device: Device) -> Placement:
@@ -17,7 +15,7 @@ def on_cuda(device: Device) -> Placement:
     index = cuda.index_of(device.name)
     return Placement(
         device=device,
-        start=lambda path: cuda.start(path, _options(), index, captures=False, tf32=False),
+        start=lambda path: cuda.start(path, recording_options(), index, captures=False, tf32=False),
         where=("cuda", index),
         put=lambda array: ort.OrtValue.ortvalue_from_numpy(array, "cuda", index),
         chunk=CHUNK,
@@ -32,7 +30,7 @@ def on_webgpu(device: Device) -> Placement:
 
     return Placement(
         device=device,
-        start=lambda path: webgpu.start(path, _options()),
+        start=lambda path: webgpu.start(path, recording_options()),
         where=("webgpu", 0),
         put=webgpu.put,
         get=webgpu.get,
@@ -63,10 +61,3 @@ def on_directml(device: Device, context: int, *, provider: str = "") -> Placemen
         heavy=HEAVY_OPERATORS if chosen == directml.PROVIDER else frozenset(),
         pads=True,
     )
-
-
-def _options() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return options

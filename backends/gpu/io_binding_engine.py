@@ -18,14 +18,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, BatchRow, Device
-from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
-from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
-from embedllm.errors import DeviceError
+from embedllm.backends.ort.runtime import (
+    check_assignments,
+    device_errors,
+    load_errors,
+    ort,
+    recording_options,
+)
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package
 
@@ -42,7 +46,6 @@ _WARM_PROMPTS = (8, 32, 64, 96, 192, 384, 768)  # tokens, for which CUDA has dif
 # operators that do the work: none of them may be left to the CPU
 HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
          "SkipSimplifiedLayerNormalization"}  # fmt: skip
-_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,7 @@ class ResidentEngine:
         kind = np.dtype(self.dtype).name
         self.head_sizes = sizes(vocabulary) if has_heads else {}
         self.heads = {name: self._load(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
-        if left := left_to_the_cpu(self._session, HEAVY):
-            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
+        check_assignments(self._session, HEAVY, device, "please report it")
         with self.lock, device_errors(device):
             self.max_batch = self._fitting()
             self.tokens = DeviceBlock(memory, 8 * self.context)  # of a prompt
@@ -108,14 +110,8 @@ class ResidentEngine:
             self._steps = LogitsBoard(self, self.max_batch, vocabulary)
 
     def _load(self, path: Path) -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.log_severity_level = _QUIET
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        try:
-            with self.lock:
-                return self.start(os.fspath(path), options)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        with load_errors(path), self.lock:
+            return self.start(os.fspath(path), recording_options())
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
         """A session on this device, without falling back to another."""

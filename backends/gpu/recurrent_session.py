@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.gpu.webgpu_session import Buffers, Gpu, WebGpuSession
+from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
 from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 
-class RecurrentSession(WebGpuSession):
+class RecurrentSession(UnbatchedSession):
     """A session whose rewind leaves its states as they are, but for one to the beginning."""
 
     def __init__(self, gpu: Gpu, capacity: int) -> None:

@@ -23,13 +23,20 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.recurrent_session import RecurrentSession
+from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_kv import KvCopier
-from embedllm.backends.gpu.webgpu_session import Buffers, WebGpuSession
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.ort import plugins
-from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
+from embedllm.backends.ort.runtime import (
+    check_assignments,
+    device_errors,
+    first_line,
+    load_errors,
+    ort,
+    recording_options,
+)
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError, DeviceUnavailable
@@ -44,7 +51,6 @@ CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver
 ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" makes software adapters available
 CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"  # environment variable: "0" runs each step kernel by kernel
 _SPARE = 2  # buffers of closed sessions that wait for the next one
-_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 # operators that do the work: none of them may be left to the CPU
@@ -107,8 +113,7 @@ class WebGpuEngine:
             return
         self._session = self._load(path)
         try:
-            if left := left_to_the_cpu(self._session, _HEAVY):
-                raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
+            check_assignments(self._session, _HEAVY, device, "please report it")
             self._warm_up()
         except BaseException:
             self.close()
@@ -120,10 +125,10 @@ class WebGpuEngine:
             raise ValueError("this model was closed")
         return self._session
 
-    def open(self, capacity: int = 0) -> WebGpuSession:
+    def open(self, capacity: int = 0) -> UnbatchedSession:
         if self.package.decoder.is_recurrent:
             return StatefulSession(self, RecurrentSession(self, capacity))  # type: ignore[return-value]  # a Session, too
-        return CapturedSession(self, capacity) if self.captures else WebGpuSession(self, capacity)
+        return CapturedSession(self, capacity) if self.captures else UnbatchedSession(self, capacity)
 
     def close(self) -> None:
         for spare in self._spare:
@@ -174,7 +179,7 @@ class WebGpuEngine:
         shapes = [(attention.kv_heads, attention.head_dim) for attention in attentions for _ in ("key", "value")]
         try:
             with LOCK:
-                copier = KvCopier(shapes, self.dtype, lambda graph: start(graph, _options()))
+                copier = KvCopier(shapes, self.dtype, lambda graph: start(graph, recording_options()))
                 if copier.works(put, get):
                     return copier
             reason = "numbers change on the way"
@@ -187,7 +192,7 @@ class WebGpuEngine:
         """Loads the graph for captured steps and tries them; False, and nothing is loaded, where they do not work."""
         try:
             model = with_next_token(path, self.package.decoder.vocabulary)
-            options = _options()
+            options = recording_options()
             options.enable_mem_pattern = False  # capturing takes no others
             options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
             self._session = start(model, options, {"enableGraphCapture": "1"})
@@ -225,11 +230,8 @@ class WebGpuEngine:
             raise DeviceError(f"captured steps differ by {difference:.3g}, where logits vary by {spread:.3g}")
 
     def _load(self, path: Path) -> ort.InferenceSession:
-        options = _options()
-        try:
-            return start(os.fspath(path), options)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        with load_errors(path):
+            return start(os.fspath(path), recording_options())
 
     def _warm_up(self) -> None:
         start = time.monotonic()
@@ -287,13 +289,6 @@ def _write(value: ort.OrtValue, array: np.ndarray) -> None:
 def _attach(options: ort.SessionOptions, settings: Mapping[str, str] | None = None) -> None:
     """Gives a session the provider."""
     options.add_provider_for_devices([plugins.devices(plugins.WEBGPU)[0].handle], dict(settings or {}))
-
-
-def _options() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return options
 
 
 def _values(logits: Logits) -> np.ndarray:

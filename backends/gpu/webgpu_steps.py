@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 
 from embedllm.backends.gpu.session import bound_to
+from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
 from embedllm.backends.gpu.webgpu_graph import KEPT, NUMBERS
-from embedllm.backends.gpu.webgpu_session import Buffers, Gpu, WebGpuSession
 from embedllm.backends.ort.runtime import feed_errors, first_line, ort
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
 from embedllm.errors import DeviceError
@@ -97,7 +97,7 @@ class StepBuffers(Buffers):
                 self.options = self._gpu.replaying(None)
 
 
-class CapturedSession(WebGpuSession):
+class CapturedSession(UnbatchedSession):
     """One sequence whose steps are captured. Its logits are those of the latest feed: those of before are gone."""
 
     def __init__(self, gpu: CapturingGpu, capacity: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.ort.engine import session_options
-from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.ort.runtime import first_line, load_errors, ort
 from embedllm.backends.reference.encoder_engine import EncoderEngine, describe_size
 from embedllm.errors import DeviceError
 
@@ -34,11 +34,9 @@ def open_on_ort(
     lock: AbstractContextManager[object] | None = None,
 ) -> EncoderEngine:
     """lock: taken for every run. Raises DeviceError."""
-    path = os.fspath(options.package.folder / options.require_graph().file)
-    try:
-        session = start(path)
-    except Exception as error:
-        raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+    path = options.package.folder / options.require_graph().file
+    with load_errors(path):
+        session = start(os.fspath(path))
 
     def run(inputs: Inputs) -> F32:
         try:

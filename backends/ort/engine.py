@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, Unsupported
-from embedllm.backends.checks import cannot_run
 from embedllm.backends.images import ImageFeatures
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.batch import MAX_BATCH, Batch
-from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort.runtime import (
+    RECORDS_ASSIGNMENTS,
+    check_assignments,
+    load_errors,
+    ort,
+)
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.ort.vision import OrtVision
 from embedllm.backends.sessions.recurrent_session import StatefulSession
@@ -141,19 +145,16 @@ class OrtEngine:
             if window is not None
         }
         self._pages = HugePages()
-        try:
-            with self._pages:
-                self._session = self._start(path, options, attachment)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        with load_errors(path), self._pages:
+            self._session = self._start(path, options, attachment)
         # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
         # nor of a recurrent model: a step beside others would change the states of those that only lie between
         joins = attachment is None and not exact and not package.decoder.is_recurrent
         self.max_batch = MAX_BATCH if joins else 1
         self._batches: list[Batch] = []  # one for each adapter that sessions step together with
         self._options = ort.RunOptions()
-        if attachment is not None and (left := left_to_the_cpu(self._session, attachment.runs)):
-            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "use another device")
+        if attachment is not None:
+            check_assignments(self._session, attachment.runs, device, "use another device")
 
     def _start(self, path: Path, options: ort.SessionOptions, attachment: Attachment | None) -> ort.InferenceSession:
         if attachment is None:
@@ -165,7 +166,7 @@ class OrtEngine:
                 model = with_adapters(path, self.package.decoder)
                 options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options.add_session_config_entry(RECORDS_ASSIGNMENTS, "1")
         attachment.add(options)
         own = attachment.model(path)
         if own is None:

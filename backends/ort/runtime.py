@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from pathlib import Path
 
 from embedllm.backends.base import Device, Interrupted
+from embedllm.backends.checks import cannot_run
 from embedllm.errors import DeviceError, EmbedError
 from embedllm.files.no_telemetry import without_ort_telemetry
 
@@ -16,6 +18,8 @@ with without_ort_telemetry():
 if not hasattr(ort, "InferenceSession"):  # a folder that one build left when it was removed beside another
     raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it again")
 
+RECORDS_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
+_FATAL = 4  # log severity
 _PLACE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z\[])")  # "/sources/file.cc:71 int f(const T&) What is wrong"
 
 
@@ -30,6 +34,29 @@ def left_to_the_cpu(session: ort.InferenceSession, operators: Set[str]) -> list[
             if node.op_type in operators
         }
     )
+
+
+def check_assignments(session: ort.InferenceSession, operators: Set[str], device: Device, remedy: str) -> None:
+    """Raises DeviceUnavailable where some of these operators run on the CPU instead of on the device."""
+    if left := left_to_the_cpu(session, operators):
+        raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", remedy)
+
+
+def recording_options() -> ort.SessionOptions:
+    """Options of a session that records its assignments, and prints nothing: errors are raised here."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL
+    options.add_session_config_entry(RECORDS_ASSIGNMENTS, "1")
+    return options
+
+
+@contextmanager
+def load_errors(path: Path) -> Iterator[None]:
+    """What ONNX Runtime raises within the block, which loads that graph, as a DeviceError."""
+    try:
+        yield
+    except Exception as error:
+        raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:

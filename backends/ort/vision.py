@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.images import check_tile
-from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.ort.runtime import first_line, load_errors, ort
 from embedllm.errors import DeviceError
 from embedllm.package.graph_variants import VISION
 
@@ -30,11 +30,11 @@ class OrtVision:
                 f"--variant {VISION.name}"
             )
         self._vision = vision
-        path = os.fspath(package.folder / graph.file)
-        try:
-            self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        path = package.folder / graph.file
+        with load_errors(path):
+            self._session = ort.InferenceSession(
+                os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
 
     def encode(self, pixel_values: F32) -> F32:
         tile = check_tile(self._vision, pixel_values)

@@ -18,7 +18,7 @@ from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Interrupted
 from embedllm.backends.checks import cannot_run, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.ort.external_graph.inputs import Inputs
 from embedllm.backends.ort.external_graph.kv import AppendedKv, CopiedKv
-from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, load_errors, ort
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
@@ -51,11 +51,8 @@ class ExternalGraphEngine:
         self.context = package.context
         self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         path = package.folder / graph.file
-        try:
-            with placement.lock:
-                self._session: ort.InferenceSession | None = placement.start(os.fspath(path))
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        with load_errors(path), placement.lock:
+            self._session: ort.InferenceSession | None = placement.start(os.fspath(path))
         if placement.heavy and (left := left_to_the_cpu(self._session, placement.heavy)):
             lack = f"ONNX Runtime gave {', '.join(left)} of '{graph.file}' to the CPU"
             raise cannot_run(placement.device, lack, "use the device 'cpu', or another graph of the folder by its path")

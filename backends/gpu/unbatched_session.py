@@ -1,7 +1,8 @@
-"""One sequence on WebGPU: its KV stays on the GPU, past and present at once.
+"""One sequence in buffers of its own on a GPU, past and present at once; sequences take turns.
 
-Not backends/gpu/io_binding_engine.py's: prompts are fed in pieces where attention takes a limited number of tokens.
-Steps are launched kernel by kernel; webgpu_steps.py has those that are captured.
+That of WebGPU, and of recurrent models on CUDA: other models step together there, in slots (io_binding_session.py).
+Prompts are fed in pieces where attention takes a limited number of tokens. Steps are launched kernel by kernel;
+webgpu_steps.py has those that are captured.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Gpu(DeviceEngine[Buffers], Protocol):
     copier: KvCopier | None  # None: KV is copied through the host
 
 
-class WebGpuSession(DeviceSession[Buffers]):
+class UnbatchedSession(DeviceSession[Buffers]):
     """One sequence. A step appends in place."""
 
     def __init__(self, gpu: Gpu, capacity: int) -> None:
