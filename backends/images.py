@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
-from embedllm.backends.base import Interrupted
+from embedllm.backends.base import Interrupted, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,6 +210,22 @@ class TakesImages(Protocol):
 
     images: ImageFeatures | None
     """None: the model has no vision encoder."""
+
+
+@runtime_checkable
+class RefusesImages(Protocol):
+    """An engine that may lack what a model that sees needs."""
+
+    images_unsupported: Unsupported | None
+    """Why it takes no images, and what helps."""
+
+
+def images_unsupported(engine: object) -> Unsupported:
+    """Why an engine takes no images, and what helps."""
+    return (engine.images_unsupported if isinstance(engine, RefusesImages) else None) or Unsupported(
+        "it does not run vision encoders with this library, or this model has none",
+        "use the device 'cpu', 'openvino', 'cuda' or 'webgpu', with a vision-language model",
+    )
 
 
 def images_of(engine: object) -> ImageFeatures | None:

@@ -29,8 +29,8 @@ from embedllm.package.graph_variants import (
     FLOAT32,
     OPENVINO,
     VARIANTS,
-    VISION,
     VISION_OPENVINO,
+    VISION_VARIANTS,
     GraphVariant,
 )
 from embedllm.package.package import MANIFEST, Package, open_package
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 _OPENVINO = Graph(file=openvino_model.FILE, variant=OPENVINO, activations="float32")
 _OF_TEXT = (*(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VARIANTS), _OPENVINO)
 _OF_VISION = (
-    Graph(file=VISION.file, variant=VISION.name, activations=VISION.activations),
+    *(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VISION_VARIANTS),
     Graph(file=openvino_vision.FILE, variant=VISION_OPENVINO, activations="float32"),
 )
+_NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _GRAPHS = (*_OF_TEXT, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 NAMES = tuple(graph.variant for graph in _OF_TEXT)  # of the export of a model without a vision encoder
@@ -73,18 +74,19 @@ def build(variant_name: str, model: Model) -> bytes:
         return openvino_model.build(model.decoder, model.layout, model.packing)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
-    return _onnx(next(variant for variant in (*VARIANTS, VISION) if variant.name == variant_name), model)
+    return _onnx(next(variant for variant in (*VARIANTS, *VISION_VARIANTS) if variant.name == variant_name), model)
 
 
 def _onnx(
     variant: GraphVariant, model: Model, scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = ()
 ) -> bytes:
+    is_of_vision = variant in VISION_VARIANTS
     if model.exact:
         variant = dataclasses.replace(variant, accuracy_level=0)
     if model.decoder.encoder is not None:
         made = onnx_encoder.build(model.decoder, model.layout, model.packing, variant)
         return made.SerializeToString(deterministic=True)
-    if variant.name == VISION.name:
+    if is_of_vision:
         made = onnx_vision.build(model.decoder, model.layout, model.packing, variant)
         return made.SerializeToString(deterministic=True)
     graph = onnx_graph.build(model.decoder, model.layout, model.packing, variant, scales)
@@ -126,7 +128,7 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
 
 def _unsupported(variant_name: str, decoder: Decoder) -> str:
     """Why a model cannot have a variant; empty when it can."""
-    if variant_name in (VISION.name, VISION_OPENVINO):
+    if variant_name in _NAMES_OF_VISION:
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
     return next(
         (variant.unsupported(decoder) for variant in (*VARIANTS, *CALIBRATED) if variant.name == variant_name), ""

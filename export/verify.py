@@ -16,7 +16,7 @@ from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.files.safetensors_header import read_header
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, VISION, VISION_OPENVINO, WASM
+from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, VISION_OPENVINO, VISION_VARIANTS, WASM
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
 from embedllm.package.tensors import linears, outer_matrices, parameters
 from embedllm.package.wasm_floats import FLOATS, float_spans
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from embedllm.backends.reference.engine import ReferenceEngine
     from embedllm.types import F32
 
-_OF_VISION = (VISION.name, VISION_OPENVINO)
+_OF_VISION = (*(variant.name for variant in VISION_VARIANTS), VISION_OPENVINO)
 _TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
 _SEED = 20261121
 # nats. Activations rounded to 8 bits: 0.0001 to 0.003 measured, float16 less. A graph without rotation, with the other
@@ -158,9 +158,10 @@ def _open_vision(package: Package, graph: Graph) -> VisionEncoder | None:
         return OvVision(package, "CPU", {})
     from embedllm.backends.options import DEFAULT
     from embedllm.backends.ort.engine import session_options
-    from embedllm.backends.ort.vision import OrtVision
+    from embedllm.backends.ort.vision import open_on_cpu
 
-    return OrtVision(package, session_options(DEFAULT, exact=False))
+    variant = next(variant for variant in VISION_VARIANTS if variant.name == graph.variant)
+    return open_on_cpu(package, session_options(DEFAULT, exact=False), variant)
 
 
 def _open(package: Package, graph: Graph) -> Engine | None:

@@ -78,8 +78,8 @@ class CudaEngine(ResidentEngine):
         super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
         self.prefix_bytes = int(self.memory.free_bytes() * _PREFIX_SHARE)
 
-    def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
-        return start(path, options, self.index, captures=self.captures)
+    def start(self, path: str, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
+        return start(path, options, self.index, captures=captures)
 
     def open_memory(self) -> CudaMemory:
         return memory_of(self.index)

@@ -28,6 +28,7 @@ from embedllm.backends.sessions.recurrent_session import StatefulSession
 if TYPE_CHECKING:
     from embedllm.backends.base import Device
     from embedllm.backends.gpu.webgpu_kv import KvCopier
+    from embedllm.backends.images import ImageFeatures
     from embedllm.package.entries import Graph
     from embedllm.package.package import Package
 
@@ -43,6 +44,7 @@ class RecurrentCudaEngine:
         self.remedy = LARGER_EXPORT
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.chunk = CHUNK
+        self.images: ImageFeatures | None = None  # no recurrent model that sees is described
         self.copier: KvCopier | None = None  # KV that moves goes through the host
         self._index = index_of(device.name)
         self.lock = lock_of(self._index)

@@ -20,6 +20,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, BatchRow, Device
 from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceBlock
+from embedllm.backends.gpu.images import bind_images, is_image, open_images
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
@@ -34,6 +35,7 @@ from embedllm.package.entries import Graph
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import Session
     from embedllm.backends.gpu.device_memory import DeviceMemory
     from embedllm.types import Logits
 
@@ -94,6 +96,9 @@ class ResidentEngine:
         self._pools: dict[int, KvPool] = {}
         self._ahead: _Ahead | None = None
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
+        self.images, self.images_unsupported = open_images(
+            package, graph, device, self._session, lambda path: self._started(path, captures=False), self.lock
+        )
         self.memory = memory = self.open_memory()
         vocabulary = package.decoder.vocabulary
         has_heads = self.reduces and vocabulary < LARGEST_VOCABULARY
@@ -110,11 +115,15 @@ class ResidentEngine:
             self._steps = LogitsBoard(self, self.max_batch, vocabulary)
 
     def _load(self, path: Path) -> ort.InferenceSession:
-        with load_errors(path), self.lock:
-            return self.start(os.fspath(path), recording_options())
+        with load_errors(path):
+            return self._started(os.fspath(path), captures=self.captures)
 
-    def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
-        """A session on this device, without falling back to another."""
+    def _started(self, path: str, *, captures: bool) -> ort.InferenceSession:
+        with self.lock:
+            return self.start(path, recording_options(), captures=captures)
+
+    def start(self, path: str, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
+        """A session on this device, without falling back to another. captures: its runs may be captured."""
         raise NotImplementedError
 
     def open_memory(self) -> DeviceMemory:
@@ -136,6 +145,8 @@ class ResidentEngine:
             return
         with self.lock, device_errors(self.device):
             self.memory.synchronize()
+            if self.images is not None:
+                self.images.close()
             for pool in self._pools.values():
                 pool.close()
             self._pools.clear()
@@ -163,6 +174,8 @@ class ResidentEngine:
 
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
         """One token for each of 1 to max_batch sessions."""
+        if any(is_image(row.tokens[0]) for row in rows):
+            return self._run_with_images(rows)
         with self.lock, device_errors(self.device):
             sessions: list[ResidentSession] = []
             for session, tokens in rows:
@@ -181,6 +194,23 @@ class ResidentEngine:
                 self._run_ahead(run, by_place)
             logits = {session: run.row(index) for index, session in enumerate(by_place)}
             return [logits[session] for session in sessions]
+
+    def _run_with_images(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """As run_batch, where tokens are ids of images: each of these in a run of its own, which is not captured."""
+        positions = {row.session: row.session.position for row in rows}
+        text = [row for row in rows if not is_image(row.tokens[0])]
+        logits: dict[Session, Logits] = {}
+        try:
+            if text:
+                logits |= zip((row.session for row in text), self.run_batch(text), strict=True)
+            for row in rows:
+                if row.session not in logits:
+                    logits[row.session] = row.session.feed(row.tokens)
+        except BaseException:
+            for session, position in positions.items():
+                session.rewind(position)
+            raise
+        return [logits[row.session] for row in rows]
 
     def read_prompts(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
         """All tokens but the last of each in runs of several, padded to the longest, and the last ones as a step.
@@ -212,16 +242,20 @@ class ResidentEngine:
             part = sessions[at : at + most]
             width = max(len(given[session]) for session in part) - 1
             ids, mask = np.zeros((2, len(part), width), np.int64)
+            found = [session.take_images(given[session][:-1]) for session in part]
             for row, session in enumerate(part):
-                ids[row, : len(given[session]) - 1] = given[session][:-1]
+                seen = found[row]
+                ids[row, : len(given[session]) - 1] = given[session][:-1] if seen is None else seen.tokens
                 mask[row, 0] = len(given[session]) - 1  # the graph uses the sum of a row
             block = DeviceBlock(self.memory, ids.nbytes + mask.nbytes)
             self.memory.write(block.address, ids)
             self.memory.write(block.address + ids.nbytes, mask)
             binding = pool.beside(pool.table.slot(part[0]), len(part))
+            images = bind_images(self, binding, found)
             binding.bind_input("input_ids", *self.where, np.int64, ids.shape, block.address)
             binding.bind_input("attention_mask", *self.where, np.int64, mask.shape, block.address + ids.nbytes)
             self.session.run_with_iobinding(binding, self.replaying(None))
+            del images  # the memory was to stay until here
             for session in part:
                 session.note_read(len(given[session]) - 1)
 

@@ -12,6 +12,7 @@ from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.gpu.device_logits import BEST, LogitsBoard, RunLogits
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceMemory, DeviceState, new_arrays
+from embedllm.backends.gpu.images import bind_images, is_image
 from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.ort.runtime import device_errors, feed_errors, ort
 from embedllm.errors import EmbedError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import threading
 
     from embedllm.backends.base import Device, KeyValues, Span
+    from embedllm.backends.images import ImageFeatures, WithImages
     from embedllm.package.package import Package
     from embedllm.types import F32, Logits
 
@@ -41,6 +43,7 @@ class SessionHost(Protocol):
     tokens: DeviceBlock  # of a prompt
     mask: DeviceBlock  # zeros behind the first
     prompts: LogitsBoard  # of the latest prompt
+    images: ImageFeatures | None  # None: it takes text only
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -71,6 +74,7 @@ class ResidentSession:
         self._without_waiting = engine.replaying(None)  # kernel by kernel
         self._without_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._options = self._without_waiting  # of the run that is under way, or was the last
+        self._seen: DeviceBlock | None = None  # inputs of the images in the latest run that had any
         self._imported: tuple[int, list[DeviceArray]] | None = None  # its first position, and what is to be copied
         self._pool: KvPool | None = engine.pool(min(capacity, engine.context))
         self._pool.take(self)
@@ -94,7 +98,7 @@ class ResidentSession:
         self._check(tokens)
         if self._stopping:
             raise Interrupted
-        if len(tokens) == 1 and self.position:
+        if len(tokens) == 1 and self.position and not is_image(tokens[0]):
             return self._engine.run_batch([BatchRow(self, tokens)])[0]
         engine = self._engine
         with engine.lock, device_errors(engine.device):
@@ -179,7 +183,7 @@ class ResidentSession:
                 pool.release(self)
         self.position = 0
         self.fed += 1
-        self._imported = None
+        self._imported = self._seen = None
 
     def advance(self, token: int) -> None:
         """Notes that a step has appended one."""
@@ -198,6 +202,14 @@ class ResidentSession:
         self._reserve(self.position + len(tokens))
         self._copy_imported()
 
+    def take_images(self, tokens: Sequence[int]) -> WithImages | None:
+        """What a graph takes for tokens with ids of images among them; None: all are text.
+
+        Raises Interrupted, ValueError.
+        """
+        images = self._engine.images
+        return None if images is None else images.take(tokens, lambda: self._stopping)
+
     def note_asked(self, head: str) -> None:
         if head != BEST:
             self.greedy = 0
@@ -208,7 +220,8 @@ class ResidentSession:
     def _check(self, tokens: Sequence[int]) -> None:
         _ = self.pool
         vocabulary, limit = self._decoder.vocabulary, self._engine.context
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=limit, remedy=self._engine.remedy)
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=limit, remedy=self._engine.remedy,
+                     images=self._engine.images)  # fmt: skip
 
     def _note_fed(self, *, greedy: int = 0) -> None:
         self.fed += 1
@@ -217,7 +230,12 @@ class ResidentSession:
 
     def _bound(self, tokens: Sequence[int], logits_from: ort.OrtValue) -> ort.IOBinding:
         """A binding that appends these tokens; its logits are to be bound yet."""
-        engine, binding, end = self._engine, self.pool.several(self), self.position + len(tokens)
+        engine, end, found = self._engine, self.position + len(tokens), self.take_images(tokens)
+        if found is None:
+            binding = self.pool.several(self)
+        else:
+            binding, tokens = self.pool.with_images(self), found.tokens.tolist()
+            self._seen = bind_images(engine, binding, [found])
         engine.memory.write(engine.tokens.address, np.array(tokens, np.int64))
         engine.memory.write(engine.mask.address, np.array([end], np.int64))
         binding.bind_input("input_ids", *engine.where, np.int64, (1, len(tokens)), engine.tokens.address)

@@ -148,6 +148,10 @@ class KvPool:
             self._several[slot] = self._bound(slot, 1)
         return self._several[slot]
 
+    def with_images(self, owner: Holder) -> ort.IOBinding:
+        """As several(), for one run with inputs of images, which other runs have to do without."""
+        return self._bound(self.table.slot(owner), 1)
+
     def beside(self, slot: int, rows: int) -> ort.IOBinding:
         """A binding for any number of tokens of each of these slots, from that one on; its logits are of no use."""
         binding = self._bound(slot, rows)

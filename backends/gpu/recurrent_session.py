@@ -52,11 +52,12 @@ class RecurrentSession(UnbatchedSession):
         for name, value in self._now.items():
             self._gpu.write(value, values[name])
 
-    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
-        super()._bind(buffers, tokens, logits_from=logits_from)
+    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
+        binding = super()._bind(buffers, tokens, logits_from=logits_from)
         for name, value in self._now.items():
-            buffers.binding.bind_ortvalue_input(f"past_{name}", value)
-            buffers.binding.bind_ortvalue_output(f"present_{name}", self._next[name])
+            binding.bind_ortvalue_input(f"past_{name}", value)
+            binding.bind_ortvalue_output(f"present_{name}", self._next[name])
+        return binding
 
     def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
         super()._run(binding, options, end)

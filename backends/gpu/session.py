@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import threading
 
     from embedllm.backends.base import KeyValues
+    from embedllm.backends.images import ImageFeatures
 
 _GROWTH = 2  # a growth copies the KV through the host
 
@@ -92,6 +93,7 @@ class DeviceSession(Generic[B]):
         self._context = engine.context
         self._decoder = engine.package.decoder
         self._stopping = False
+        self._images: ImageFeatures | None = None  # None: it takes text only
         self._running = ort.RunOptions()  # of the run that is under way, or was the last
         self._buffers: B | None = engine.take(min(capacity, engine.context))
 
@@ -157,7 +159,8 @@ class DeviceSession(Generic[B]):
         """Checks the tokens and makes room for them."""
         self._held()
         vocabulary = self._decoder.vocabulary
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT,
+                     images=self._images)  # fmt: skip
         if self._stopping:
             raise Interrupted
         return self._reserve(self.position + len(tokens))

@@ -15,6 +15,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_room, check_span, check_state
+from embedllm.backends.gpu.images import FEATURES, POSITIONS, image_arrays
 from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, empty_kv
 from embedllm.backends.gpu.webgpu_kv import GpuState, KvCopier, host_parts
 from embedllm.backends.ort.runtime import device_errors, ort
@@ -22,7 +23,10 @@ from embedllm.backends.sessions.kv_arrays import on_host
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embedllm.backends.base import Device, KeyValues, Span
+    from embedllm.backends.images import ImageFeatures
     from embedllm.types import F32, Logits
 
 _STEP = 1024  # tokens; capacities are multiples of it
@@ -48,6 +52,7 @@ class Gpu(DeviceEngine[Buffers], Protocol):
     device: Device
     chunk: int  # most tokens that attention takes at once
     copier: KvCopier | None  # None: KV is copied through the host
+    images: ImageFeatures | None  # None: it takes text only
 
 
 class UnbatchedSession(DeviceSession[Buffers]):
@@ -56,6 +61,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
     def __init__(self, gpu: Gpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
         self._gpu = gpu
+        self._images = gpu.images
         self._given: dict[str, ort.OrtValue] = {}
 
     def feed(self, tokens: Sequence[int]) -> Logits:
@@ -63,9 +69,9 @@ class UnbatchedSession(DeviceSession[Buffers]):
         with self._whole():
             for piece in self._pieces(tokens):
                 with self._gpu.lock:
-                    self._bind(buffers, piece, logits_from=-1)
-                    buffers.binding.bind_ortvalue_output("logits", buffers.logits)
-                    self._run(buffers.binding, self._running, self.position + len(piece))
+                    binding = self._bind(buffers, piece, logits_from=-1)
+                    binding.bind_ortvalue_output("logits", buffers.logits)
+                    self._run(binding, self._running, self.position + len(piece))
         return NumpyLogits(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
@@ -74,10 +80,10 @@ class UnbatchedSession(DeviceSession[Buffers]):
         with self._whole():
             for piece in self._pieces(tokens):
                 with self._gpu.lock:
-                    self._bind(buffers, piece, logits_from=0)
-                    buffers.binding.bind_output("logits")
-                    self._run(buffers.binding, self._running, self.position + len(piece))
-                    found = buffers.binding.get_outputs()[-1].numpy()  # bound last
+                    binding = self._bind(buffers, piece, logits_from=0)
+                    binding.bind_output("logits")
+                    self._run(binding, self._running, self.position + len(piece))
+                    found = binding.get_outputs()[-1].numpy()  # bound last
                 rows.append(found[0].astype(np.float32, copy=False))
         return np.concatenate(rows)
 
@@ -137,15 +143,26 @@ class UnbatchedSession(DeviceSession[Buffers]):
             self.position = start
             raise
 
-    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
-        given = {
-            "input_ids": [tokens],
-            "attention_mask": np.ones((1, self.position + len(tokens))),
-            "logits_from": [logits_from],
-        }
-        # on the host, which makes lengths of it; kept, as not every version's binding keeps what it was given
-        self._given = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.array(values, np.int64)) for name, values in given.items()
-        }
+    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
+        """A binding that appends these tokens; its logits are to be bound yet."""
+        end = self.position + len(tokens)
+        # on the host, which makes lengths of it
+        given = {"attention_mask": np.ones((1, end), np.int64), "logits_from": np.array([logits_from], np.int64)}
+        return self._bind_inputs(buffers, tokens, given)
+
+    def _bind_inputs(
+        self, buffers: Buffers, tokens: Sequence[int], given: dict[str, NDArray[np.generic]]
+    ) -> ort.IOBinding:
+        """A binding with these tokens, their images and what else is given."""
+        found = None if self._images is None else self._images.take(tokens, lambda: self._stopping)
+        binding, ids = buffers.binding, tokens
+        if found is not None:
+            binding, ids = bound_to(buffers.kv, self._gpu.session), found.tokens
+            arrays = image_arrays(found.features, [(0, place) for place in found.places], self._gpu.dtype)
+            given |= dict(zip((FEATURES, POSITIONS), arrays, strict=True))
+        given["input_ids"] = np.array([ids], np.int64)
+        # kept, as not every version's binding keeps what it was given
+        self._given = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
         for name, value in self._given.items():
-            buffers.binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_input(name, value)
+        return binding

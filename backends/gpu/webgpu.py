@@ -22,12 +22,14 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
+from embedllm.backends.gpu.images import open_images
 from embedllm.backends.gpu.recurrent_session import RecurrentSession
 from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
+from embedllm.backends.gpu.webgpu_vision import with_plain_attention
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import (
     check_assignments,
@@ -45,6 +47,8 @@ from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import Unsupported
+    from embedllm.backends.images import ImageFeatures
     from embedllm.types import Logits
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
@@ -105,15 +109,21 @@ class WebGpuEngine:
             self.captures = False  # a step would have to read and write the same states
         self._spare: list[Buffers] = []
         self.copier = self._start_copier()
+        self.images: ImageFeatures | None = None
+        self.images_unsupported: Unsupported | None = None
         self._session: ort.InferenceSession | None = None
         path = package.folder / graph.file
         if self.captures:
             self.captures = self._starts_captured(path)
-        if self.captures:
-            return
-        self._session = self._load(path)
+        if not self.captures:
+            self._session = self._load(path)
         try:
-            check_assignments(self._session, _HEAVY, device, "please report it")
+            self.images, self.images_unsupported = open_images(
+                package, graph, device, self.session, self._start_encoder, LOCK
+            )
+            if self.captures:
+                return
+            check_assignments(self.session, _HEAVY, device, "please report it")
             self._warm_up()
         except BaseException:
             self.close()
@@ -135,6 +145,8 @@ class WebGpuEngine:
             spare.close()
         self._spare.clear()
         self._session = self.copier = None
+        if self.images is not None:
+            self.images.close()
 
     def replaying(self, graph_id: int | None) -> ort.RunOptions:
         options = ort.RunOptions()
@@ -172,6 +184,14 @@ class WebGpuEngine:
                 self._spare.append(buffers)
             else:
                 buffers.close()
+
+    def _start_encoder(self, path: str) -> ort.InferenceSession:
+        options, vision, file = recording_options(), self.package.decoder.vision, Path(path)
+        if _attends_to_many():
+            return start(path, options)
+        assert vision is not None
+        options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(file.parent))
+        return start(with_plain_attention(file, vision.hidden), options)
 
     def _start_copier(self) -> KvCopier | None:
         """Copies KV on the GPU; None, where that fails."""

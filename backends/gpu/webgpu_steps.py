@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from embedllm.backends.gpu.images import is_image
 from embedllm.backends.gpu.session import bound_to
 from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
 from embedllm.backends.gpu.webgpu_graph import KEPT, NUMBERS
@@ -26,6 +27,8 @@ from embedllm.errors import DeviceError
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embedllm.backends.base import KeyValues
     from embedllm.types import F32, Logits
 
@@ -113,16 +116,16 @@ class CapturedSession(UnbatchedSession):
         self._started, self._step_s = 0.0, _AHEAD_S  # when the last steps were started, and how long one takes
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        if len(tokens) == 1 and self.position:
+        if len(tokens) == 1 and self.position and not is_image(tokens[0]):
             return self._step(tokens[0])
         buffers = self._prepare(tokens)
         self._forget()
         with self._whole():
             for piece in self._pieces(tokens):
                 with self._gpu.lock:
-                    self._bind(buffers, piece, logits_from=-1)
-                    buffers.binding.bind_ortvalue_output("logits", buffers.logits)
-                    self._run(buffers.binding, self._not_captured, self.position + len(piece))
+                    binding = self._bind(buffers, piece, logits_from=-1)
+                    binding.bind_ortvalue_output("logits", buffers.logits)
+                    self._run(binding, self._not_captured, self.position + len(piece))
         self._greedy, self._unread, self._last = 0, 1, tokens[-1]
         self._row_at = self._frontier = self.position
         return self._row()
@@ -225,21 +228,19 @@ class CapturedSession(UnbatchedSession):
                 self._forget()
                 raise
 
-    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
+    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
         steps, end = self._steps(), self.position + len(tokens)
-        given = {
-            "input_ids": np.array([tokens], np.int64),
+        given: dict[str, NDArray[np.generic]] = {
             "total_sequence_length": np.array([end], np.int32),
             "logits_from": np.array([logits_from], np.int64),
         }
-        self._given = {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in given.items()}
-        for name, value in self._given.items():
-            buffers.binding.bind_ortvalue_input(name, value)
+        binding = self._bind_inputs(buffers, tokens, given)
         self._gpu.write(steps.length, np.array([end - 1], np.int32))
-        steps.bind_state(buffers.binding)
+        steps.bind_state(binding)
         if logits_from >= 0:  # several rows, whose best tokens are of no use
             for name in ("next_ids", "next_seqlens_k"):
-                buffers.binding.bind_output(name)
+                binding.bind_output(name)
+        return binding
 
     def _steps(self) -> StepBuffers:
         return cast("StepBuffers", self._held())  # the engine has no others

@@ -23,7 +23,7 @@ from embedllm.backends.ort.runtime import (
     ort,
 )
 from embedllm.backends.ort.session import OrtSession
-from embedllm.backends.ort.vision import OrtVision
+from embedllm.backends.ort.vision import open_on_cpu
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.sessions.sparse_memory import GIVES_BACK
 from embedllm.backends.system.cpu_threads import compute_threads
@@ -135,7 +135,7 @@ class OrtEngine:
         options = session_options(runtime, exact)
         self.images: ImageFeatures | None = None  # on other providers graphs have no inputs for them
         if attachment is None and package.decoder.vision is not None:
-            self.images = ImageFeatures(lambda: OrtVision(package, session_options(runtime, exact)))
+            self.images = ImageFeatures(lambda: open_on_cpu(package, session_options(runtime, exact)))
         path = package.folder / graph.file
         forgets = GIVES_BACK and attachment is None and not package.decoder.is_recurrent  # whose rewinds go far back
         self.windows = {

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 from embedllm.backends.base import Engine, FeedsAll, Interrupted
-from embedllm.backends.images import images_of, without_images
+from embedllm.backends.images import images_of, images_unsupported, without_images
 from embedllm.cancel import Cancel
 from embedllm.errors import DeviceUnavailable
 from embedllm.generation.async_stream import AsyncStream, DirectSource, TicketSource, awaited_feed
@@ -118,9 +118,7 @@ class Runner:
         Raises DeviceUnavailable where the device takes none, ValueError for what they cannot be combined with.
         """
         if (images := images_of(self.engine)) is None:
-            device = self.engine.device.name
-            reason = "it does not run vision encoders with this library, or this model has none"
-            remedy = "use the device 'cpu' or 'openvino', with a vision-language model"
+            device, (reason, remedy) = self.engine.device.name, images_unsupported(self.engine)
             raise DeviceUnavailable(f"'{device}' takes no images: {reason}; {remedy}.", [(device, reason, remedy)])
         if request.shift is not None:
             raise ValueError(

@@ -133,7 +133,6 @@ FLOAT32 = GraphVariant(
     recurrent=True,
     images=True,
 )
-VISION = replace(FLOAT32, name="vision-float32", file="vision.onnx", images=False)  # of a vision encoder and projector
 FLOAT16 = GraphVariant(
     name="generic-float16",
     file="model.fp16.onnx",
@@ -144,6 +143,7 @@ FLOAT16 = GraphVariant(
     bias_in_matmul=False,
     gathers_blocks=True,
     recurrent=True,
+    images=True,
 )
 # for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
 GPU_FLOAT32 = replace(
@@ -167,6 +167,7 @@ DIRECTML = replace(
     ragged_blocks=False,
     odd_zero_points=False,
     recurrent=False,
+    images=False,
 )
 # for a browser's processor: docs/format.md#weightsfloat32
 WASM = replace(
@@ -183,6 +184,17 @@ INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, chu
 INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, chunks=False, recurrent=False)
 # of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
 EXTERNAL = replace(FLOAT32, name="external-float32", file="model.external.onnx", recurrent=False)
+# of a vision encoder and projector: the CPU's, and those of GPUs
+VISION = replace(FLOAT32, name="vision-float32", file="vision.onnx", images=False)
+VISION_FLOAT16 = replace(FLOAT16, name="vision-float16", file="vision.fp16.onnx", images=False)
+VISION_GPU_FLOAT32 = replace(GPU_FLOAT32, name="vision-gpu-float32", file="vision.fp32.onnx", images=False)
+VISION_VARIANTS = (VISION, VISION_FLOAT16, VISION_GPU_FLOAT32)  # those that are ONNX, in the order of a manifest
+# by the decoder's graph that takes its features, on devices whose memory is not the host's
+VISION_ON_GPU = {
+    FLOAT16.name: VISION_FLOAT16,
+    WEBGPU_FLOAT16.name: VISION_FLOAT16,
+    GPU_FLOAT32.name: VISION_GPU_FLOAT32,
+}
 STATEFUL = (
     "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/package/external/openvino_folder.py
 )

@@ -13,9 +13,10 @@ import pytest
 import embedllm
 from embedllm.backends.probe import probe
 from embedllm.backends.reference.engine import ReferenceEngine
-from embedllm.export import Recipe
+from embedllm.export import Recipe, convert
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import open_package
+from tests.support.vision import vision_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
@@ -137,6 +138,20 @@ def test_a_browser_gives_the_tokens_of_the_desktop(
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
     assert found == expected
     assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + steps - 1
+
+
+@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)])
+def test_text_of_a_model_that_sees_is_as_on_the_desktop(
+    device: str, page: Page, web_server: WebServer, tmp_path: Path
+) -> None:
+    """Its graphs have inputs of images, which are empty here, and steps are captured all the same."""
+    folder = convert(vision_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe())
+    tokens = some_tokens(40, open_package(folder).decoder.vocabulary)
+    assert opened(page, web_server, folder, device)["captures"] == (device != "wasm")
+    found, logits = greedy(page, tokens, steps := STEPS[device])
+    expected, first = reference(folder, tokens, steps)
+    np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
+    assert found == expected
 
 
 @pytest.mark.parametrize("device", STEPS)

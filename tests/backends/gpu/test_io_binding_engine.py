@@ -17,7 +17,6 @@ from embedllm.backends.base import BatchRow, Device, Interrupted, MovesStored, R
 from embedllm.backends.gpu import io_binding_engine, kv_pool
 from embedllm.backends.gpu.device_logits import HEADS, LISTED, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceMemory
-from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.ort.runtime import ort
@@ -29,22 +28,11 @@ from embedllm.export import Recipe
 from embedllm.package.package import Package, open_package
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.types import Logits
+from tests.support.host_engine import HostEngine
 from tests.support.host_memory import HostMemory
 
 ATOL = 1e-4  # measured 7e-6
 VOCABULARY = 307  # of the tiny models, above LISTED
-
-
-class HostEngine(ResidentEngine):
-    """The device is the machine's own memory."""
-
-    reduces = True
-
-    def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-
-    def open_memory(self) -> HostMemory:
-        return HostMemory()
 
 
 def values(logits: Logits) -> np.ndarray:

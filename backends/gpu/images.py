@@ -1,0 +1,102 @@
+"""Images on GPUs of ONNX Runtime: the encoder beside a decoder's graph, and the inputs that take its features.
+
+The inputs are empty by default (docs/format.md#vision-encoders). A run with images has a binding of its own, so text
+and captured steps never have anything bound to them, and stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.backends.base import Unsupported
+from embedllm.backends.gpu.device_memory import DeviceBlock
+from embedllm.backends.images import FIRST_ID, ImageFeatures
+from embedllm.backends.ort.runtime import check_assignments, ort
+from embedllm.backends.ort.vision import OrtVision
+from embedllm.package.graph_variants import VISION_ON_GPU
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
+
+    from embedllm.backends.base import Device
+    from embedllm.backends.gpu.device_memory import DeviceMemory
+    from embedllm.backends.images import WithImages
+    from embedllm.package.entries import Graph
+    from embedllm.package.package import Package
+    from embedllm.types import F32
+
+FEATURES, POSITIONS = "image_features", "image_positions"
+# operators that do the work of an encoder: none of them may be left to the CPU
+_HEAVY = {"Conv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits", "MultiHeadAttention"}
+
+
+class RunsOnDevice(Protocol):
+    """What the inputs need of an engine whose memory has addresses."""
+
+    memory: DeviceMemory
+    where: tuple[str, int]  # the device in ONNX Runtime's words: its type and index
+    dtype: type[np.floating]  # of the graph's activations
+
+
+def open_images(
+    package: Package,
+    graph: Graph,
+    device: Device,
+    session: ort.InferenceSession,
+    start: Callable[[str], ort.InferenceSession],
+    lock: AbstractContextManager[object],
+) -> tuple[ImageFeatures | None, Unsupported | None]:
+    """The features of images for a decoder's graph; or why a folder takes none here, if its model sees.
+
+    start: makes a session of an encoder's file, which records its assignments; called for the first image.
+    """
+    if package.decoder.vision is None:
+        return None, None
+    variant = VISION_ON_GPU[graph.variant]
+    lacking = [] if FEATURES in {one.name for one in session.get_overridable_initializers()} else [graph.variant]
+    lacking += [] if package.graph(variant.name) else [variant.name]
+    if lacking:
+        commands = " and ".join(f"embedllm graph {package.folder} --variant {name}" for name in lacking)
+        return None, Unsupported("its folder was written by a version without images there", f"run {commands}")
+
+    def started(path: str) -> ort.InferenceSession:
+        found = start(path)
+        check_assignments(found, _HEAVY, device, "use another device for images")
+        return found
+
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", "-1")  # of no captured graph
+    return ImageFeatures(lambda: OrtVision(package, variant, started, lock=lock, options=options)), None
+
+
+def is_image(token: int) -> bool:
+    """Whether an id stands for a row of an image: no captured step takes such."""
+    return token >= FIRST_ID
+
+
+def bind_images(engine: RunsOnDevice, binding: ort.IOBinding, rows: Sequence[WithImages | None]) -> DeviceBlock | None:
+    """Binds the images of the sequences of a run; the memory they take, to be kept until it has run."""
+    seen = [(row, one) for row, one in enumerate(rows) if one is not None]
+    if not seen:
+        return None
+    places = [(row, place) for row, one in seen for place in one.places]
+    features, positions = image_arrays(np.concatenate([one.features for _, one in seen]), places, engine.dtype)
+    block = DeviceBlock(engine.memory, positions.nbytes + features.nbytes)
+    address = block.address
+    for name, array in ((POSITIONS, positions), (FEATURES, features)):  # the features on a multiple of 16 bytes
+        engine.memory.write(address, array)
+        binding.bind_input(name, *engine.where, array.dtype, array.shape, address)
+        address += array.nbytes
+    return block
+
+
+def image_arrays(
+    features: F32, places: list[tuple[int, int]], dtype: type[np.floating]
+) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
+    """What the two inputs take. places: of each row of the features its sequence in the run, and its place there."""
+    return np.ascontiguousarray(features, dtype), np.array(places, np.int64)
