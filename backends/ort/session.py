@@ -10,7 +10,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.lora import factors
-from embedllm.backends.ort.recurrent_state import States
+from embedllm.backends.ort.recurrent_state import HostStateMemory, States
 from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
@@ -74,7 +74,7 @@ class OrtSession:
         self.kv = engine.empty_kv()
         self.retention = WindowedKvRetention(engine.windows)
         self._was_many = False  # the last feed: a prompt
-        self._states = States(self._decoder)
+        self._states = States(self._decoder, HostStateMemory())
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
         self._unbind()
