@@ -22,6 +22,9 @@ def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
         mixer, mlp = layer.attention, layer.mlp
         yield from ((f"layers.{index}.{name}", parts) for name, parts in mixer_products(mixer))
         yield f"layers.{index}.o", (mixer.o,)
+        if layer.ssm is not None:
+            yield from ((f"layers.{index}.ssm.{name}", parts) for name, parts in mixer_products(layer.ssm))
+            yield f"layers.{index}.ssm.o", (layer.ssm.o,)
         if isinstance(mlp, Moe):
             raise PackageError("adapters at run time are not for mixtures of experts. Merge one: export --lora.")
         parts = () if mlp is None else (("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down))

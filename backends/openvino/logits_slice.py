@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping
 
 from embedllm.backends.openvino.runtime import ov
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import OPENVINO_CONTEXT, OPENVINO_OUTPUT, OPENVINO_PER_LAYER_INPUT, OPENVINO_SUM
+from embedllm.package.graph_variants import (
+    OPENVINO_CONTEXT,
+    OPENVINO_OUTPUT,
+    OPENVINO_PER_LAYER_INPUT,
+    OPENVINO_SSM_CONTEXT,
+    OPENVINO_SUM,
+)
 
 _POINTWISE = ("Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh")  # what may follow the last product
 _AXES = 3
@@ -28,7 +34,9 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
     else:
         total = OPENVINO_OUTPUT if decoder.layers[last].mlp is None else OPENVINO_SUM
         residual = _layer(named, total.format(last)).input(0)
-        places = [*_layer(named, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
+        contexts = (OPENVINO_CONTEXT,) if decoder.layers[last].ssm is None else (OPENVINO_CONTEXT, OPENVINO_SSM_CONTEXT)
+        places = [each for name in contexts for each in _layer(named, name.format(last)).output(0).get_target_inputs()]
+        places.append(residual)
     if decoder.layers[last].per_layer_input is not None and decoder.layers[last].altup is None:
         places += _layer(named, OPENVINO_PER_LAYER_INPUT.format(last)).output(0).get_target_inputs()
     for place in places:

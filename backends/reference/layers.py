@@ -165,7 +165,9 @@ class Layers:
         """What a layer's attention and mlp make of a stream."""
         normed = self._norm(x, layer.attention_norm)
         mixer = layer.attention
-        attended = self._norm(self._mixed(index, mixer, normed), layer.attention_post_norm)
+        mixed = self._mixed(index, mixer, normed)
+        mixed = mixed if layer.ssm is None else mixed + self._mamba2(index, layer.ssm, normed)
+        attended = self._norm(mixed, layer.attention_post_norm)
         before, x = x, self._added(layer, x, attended)
         mlp = layer.mlp
         if mlp is None:

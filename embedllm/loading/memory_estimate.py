@@ -12,10 +12,10 @@ from embedllm.backends.devices.drivers import capabilities
 from embedllm.backends.driver import Capabilities, MemoryFootprint
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
-from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Moe
+from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Moe
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
-from embedllm.package.recurrent_state import state_bytes
+from embedllm.package.recurrent_state import recurrent_mixer, state_bytes
 from embedllm.package.tensors import (
     kv_bytes,
     kv_windows,
@@ -173,7 +173,7 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
 def _scratch(decoder: Decoder, footprint: MemoryFootprint, tokens: int) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
     chunk, later = min(tokens, footprint.chunk), min(max(tokens - footprint.chunk, 0), footprint.chunk)
-    widest = max(_widest(layer) + _mixed(layer.attention) for layer in decoder.layers)
+    widest = max(_widest(layer) + _mixed(layer) for layer in decoder.layers)
     heads = max((attention.heads for attention in decoder.attentions), default=0) if footprint.keeps_scores else 0
     return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
 
@@ -185,11 +185,13 @@ def _widest(layer: Layer) -> int:
     return used * max((2 * each.up.rows for each in mlps(mlp)), default=0)
 
 
-def _mixed(mixer: Mixer) -> int:
-    """Values of a token inside attention, or what is in its place."""
-    if isinstance(mixer, Attention):
-        return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
-    return sum(linear.rows for linear in mixer_inputs(mixer))
+def _mixed(layer: Layer) -> int:
+    """Values of a token inside attention, and what is in its place or beside it."""
+    attention, recurrent = layer.attention, recurrent_mixer(layer)
+    values = 0 if recurrent is None else sum(linear.rows for linear in mixer_inputs(recurrent))
+    if isinstance(attention, Attention):
+        values += (attention.heads + 2 * attention.kv_heads) * attention.head_dim
+    return values
 
 
 def _kv_bits(package: Package, can: Capabilities, *, exact: bool) -> int:

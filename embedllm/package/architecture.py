@@ -129,6 +129,7 @@ class Linear:
     columns: int
     bias: bool = False
     origin: Origin | None = None
+    weight_multiplier: float = 1.0  # of the source's weights; what is stored is multiplied by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +252,7 @@ class Mamba2:
     kernel: int  # tokens
     convolution: str  # the tensor in the source, [values of x, b and c, 1, kernel]; the newest token last
     bias: str = ""  # the tensor in the source, [values of x, b and c]
-    norm: Norm  # over the heads of a group, each of which has weights of its own
+    norm: Norm | None  # over the heads of a group, each of which has weights of its own
 
 
 Mixer = Attention | ShortConv | DeltaNet | Mamba2  # what lets a token read others
@@ -386,6 +387,7 @@ class Layer:
     """x += attention(attention_norm(x)); x += mlp(mlp_norm(x)); a norm that is None is left out.
 
     parallel: both read the same x, whose norm they share where there is no mlp_norm.
+    ssm: a second mixer of the same norm, whose output is added to attention's (Falcon-H1's parallel heads).
     per_layer_input: follows the mlp; with several streams its output is added to all but the first.
     scale: the source's tensor, a number that all of x is multiplied by at the end.
     """
@@ -394,6 +396,7 @@ class Layer:
     attention: Mixer
     mlp_norm: Norm | None
     mlp: Mlp | Moe | None  # None: the layer ends behind attention (Nemotron-H)
+    ssm: Mamba2 | None = None  # beside an Attention
     attention_post_norm: Norm | None = None  # of what is added
     mlp_post_norm: Norm | None = None
     parallel: bool = False
@@ -560,7 +563,7 @@ class Decoder:
     @property
     def is_recurrent(self) -> bool:
         """Whether layers have a recurrent state, which cannot be rewound."""
-        return len(self.attentions) < len(self.layers)
+        return any(layer.ssm is not None or not isinstance(layer.attention, Attention) for layer in self.layers)
 
     def chunk_of(self, attention: Attention) -> int | None:
         """The chunks that attention keeps to, in tokens; None where the whole context is in the first."""

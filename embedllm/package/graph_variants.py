@@ -208,6 +208,7 @@ VISION_OPENVINO = "vision-openvino"  # the variant of a vision encoder's OpenVIN
 OPENVINO = "openvino"  # the variant of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
+OPENVINO_SSM_CONTEXT = "layers.{}.ssm.context"  # what a second mixer beside attention found
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
 OPENVINO_PER_LAYER_INPUT = "layers.{}.per_layer_input"  # per-layer embeddings of the tokens, [B, T, size], where it is
 OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]

@@ -1,22 +1,20 @@
-"""The states of fixed size that layers without attention keep of a sequence, by names that all backends know."""
+"""The states of fixed size that recurrent layers keep of a sequence, by names that all backends know."""
 
 from __future__ import annotations
 
 import math
 
-from embedllm.package.architecture import Attention, Decoder, Mamba2, Mixer, ShortConv
+from embedllm.package.architecture import Attention, Decoder, DeltaNet, Layer, Mamba2, ShortConv
 from embedllm.package.external_graph import ExternalGraph
 
 LENGTH_EPSILON = 1e-6  # what the square of a length is raised by where a delta rule divides by it
 
 
-def layer_states(mixer: Mixer) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a layer keeps of one sequence, by the kind of state; all are zeros before the first token.
+def mixer_states(mixer: ShortConv | DeltaNet | Mamba2) -> dict[str, tuple[int, ...]]:
+    """Shapes of what a mixer keeps of one sequence, by the kind of state; all are zeros before the first token.
 
     "conv": what the convolution has still to see of earlier tokens, the oldest first. "recurrent": each head's matrix.
     """
-    if isinstance(mixer, Attention):
-        return {}
     if isinstance(mixer, ShortConv):
         return {"conv": (mixer.kernel - 1, mixer.x.rows)}
     if isinstance(mixer, Mamba2):
@@ -26,6 +24,11 @@ def layer_states(mixer: Mixer) -> dict[str, tuple[int, ...]]:
     return {"conv": (mixer.kernel - 1, values), "recurrent": (mixer.value_heads, mixer.key_dim, mixer.value_dim)}
 
 
+def recurrent_mixer(layer: Layer) -> ShortConv | DeltaNet | Mamba2 | None:
+    """What of a layer keeps a state: no layer has two of them."""
+    return layer.ssm if isinstance(layer.attention, Attention) else layer.attention
+
+
 def state_shapes(decoder: Decoder | ExternalGraph) -> dict[str, tuple[int, ...]]:
     """Of all layers, by "KIND.LAYER"."""
     if isinstance(decoder, ExternalGraph):
@@ -33,7 +36,8 @@ def state_shapes(decoder: Decoder | ExternalGraph) -> dict[str, tuple[int, ...]]
     return {
         f"{kind}.{index}": shape
         for index, layer in enumerate(decoder.layers)
-        for kind, shape in layer_states(layer.attention).items()
+        if (mixer := recurrent_mixer(layer)) is not None
+        for kind, shape in mixer_states(mixer).items()
     }
 
 

@@ -27,7 +27,7 @@ from embedllm.package.architecture import (
     Vision,
 )
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.recurrent_state import layer_states
+from embedllm.package.recurrent_state import mixer_states
 
 ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
 PATCHES = "vision.patches"  # the stored convolution of Vision.patches
@@ -91,6 +91,9 @@ def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     mixer = layer.attention
     yield from attention_runs(mixer) if isinstance(mixer, Attention) else [mixer_inputs(mixer)]
     yield (mixer.o,)
+    if layer.ssm is not None:
+        yield mixer_inputs(layer.ssm)
+        yield (layer.ssm.o,)
     for mlp in mlps(layer.mlp):
         yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
         yield (mlp.down,)
@@ -130,8 +133,7 @@ def small_matrices(decoder: Decoder) -> Iterator[Linear]:
     for layer in decoder.layers:
         if isinstance(layer.attention, DeltaNet):
             yield from (layer.attention.beta, layer.attention.decay)
-        if isinstance(layer.attention, Mamba2):
-            yield layer.attention.step
+        yield from (mixer.step for mixer in (layer.attention, layer.ssm) if isinstance(mixer, Mamba2))
         if isinstance(layer.mlp, Moe):
             yield layer.mlp.router
             if layer.mlp.shared_gate is not None:
@@ -171,7 +173,7 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     for layer in decoder.layers:
         mixer = layer.attention
         inner = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
-        inner += [mixer.norm] if isinstance(mixer, DeltaNet | Mamba2) else []
+        inner += [each.norm for each in (mixer, layer.ssm) if isinstance(each, DeltaNet | Mamba2)]
         found += [layer.attention_norm, *inner, layer.attention_post_norm]
         if isinstance(mixer, Attention) and mixer.mla is not None:
             found += [mixer.mla.q_norm, mixer.mla.kv_norm]
@@ -209,6 +211,8 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
         if layer.altup is not None:
             yield Vector(name=altup_scale_name(index), source=layer.altup.scale, size=decoder.hidden)
         yield from _mixer_vectors(index, layer.attention)
+        if layer.ssm is not None:
+            yield from _mixer_vectors(index, layer.ssm)
         for mlp in mlps(layer.mlp):
             if mlp.xielu_alphas:
                 for part in ("alpha_p", "alpha_n"):
@@ -244,7 +248,7 @@ def _mixer_vectors(index: int, mixer: Mixer) -> Iterator[Vector]:
         if mixer.sinks:
             yield Vector(name=sinks_name(index), source=mixer.sinks, size=mixer.heads)
         return
-    values = layer_states(mixer)["conv"][1]
+    values = mixer_states(mixer)["conv"][1]
     name, size = convolution_name(index, "weight"), values * mixer.kernel
     yield Vector(name=name, source=mixer.convolution, size=size, width=mixer.kernel)
     if isinstance(mixer, DeltaNet):

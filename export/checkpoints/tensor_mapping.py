@@ -50,6 +50,11 @@ def check_vector(source: Source, vector: Vector) -> None:
 
 def read_matrix(source: Source, linear: Linear, start: int, stop: int) -> F32:
     """Rows [start, stop) of a matrix, [stop - start, columns]."""
+    rows = _source_rows(source, linear, start, stop)
+    return rows if linear.weight_multiplier == 1 else rows * np.float32(linear.weight_multiplier)
+
+
+def _source_rows(source: Source, linear: Linear, start: int, stop: int) -> F32:
     name, origin = f"{linear.source}.weight", linear.origin
     if origin is None:
         return source.rows(name, start, stop)

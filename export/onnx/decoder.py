@@ -32,6 +32,7 @@ from embedllm.package.architecture import (
     Decoder,
     Laurel,
     Layer,
+    Mamba2,
     Norm,
     PerLayerEmbedding,
     PerLayerInput,
@@ -213,11 +214,13 @@ class _Emitter:
             context = attentions.attend(index, mixer, normed)
         else:
             context = self.recurrent.context(index, mixer, normed)
+        beside = "" if layer.ssm is None else self.beside(index, layer.ssm, normed, is_last=is_last)
         if is_last:
             context, residual = self.select_positions(context, "context"), self.select_positions(residual, "residual")
             if layer.parallel and layer.mlp_norm is None:
                 normed = self.select_positions(normed, "normed")
         attended = self.products.linear(context, [mixer.o], "o")
+        attended = self.graph.op("Add", [attended, beside], "mixed") if beside else attended
         attended = self.added(layer, attended, layer.attention_post_norm, "attended")
         if layer.mlp is None:
             return attended, residual
@@ -233,6 +236,16 @@ class _Emitter:
         if layer.parallel:
             made = self.graph.op("Add", [attended, made], "both")
         return made, residual
+
+    def beside(self, index: int, ssm: Mamba2, normed: str, *, is_last: bool) -> str:
+        """What is added to the output of a layer's attention."""
+        graph, scope = self.graph, self.graph.scope
+        graph.scope = f"{scope}.ssm"
+        context = self.recurrent.context(index, ssm, normed)
+        context = self.select_positions(context, "context") if is_last else context
+        made = self.products.linear(context, [ssm.o], "o")
+        graph.scope = scope
+        return made
 
     def added(self, layer: Layer, x: str, norm: Norm | None, name: str) -> str:
         """What is added to the stream, of what a part of a layer made."""

@@ -1,4 +1,4 @@
-"""What stands in place of attention in an ONNX graph of a recurrent model: convolutions, delta rules."""
+"""What stands in place of attention, or beside it, in an ONNX graph of a recurrent model: convolutions, states."""
 
 from __future__ import annotations
 
@@ -96,6 +96,8 @@ class Recurrent:
         skipped = graph.op("Mul", [values, shares], "x.skipped")
         total = graph.op("Add", [found, graph.op("Reshape", [skipped, flat], "skipped")], "context.total")
         gated = graph.op("Mul", [total, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context.gated")
+        if mixer.norm is None:
+            return gated
         if mixer.groups > 1:
             return self.norms.heads(gated, mixer.norm, mixer.groups, mixer.norm.size)
         return self.norms.plain(gated, mixer.norm, "context")

@@ -27,6 +27,7 @@ from embedllm.package.architecture import (
     Decoder,
     Laurel,
     Layer,
+    Mamba2,
     Mlp,
     Norm,
     PerLayerEmbedding,
@@ -209,6 +210,8 @@ class _Emitter:
         else:
             context = recurrent.context(index, mixer, first)
         attended = self.products.linear(context, [mixer.o], "o")
+        if layer.ssm is not None:
+            attended = ir.op("Add", [attended, self.beside(index, layer.ssm, first, recurrent)], "mixed", **BROADCAST)
         total_name = name if layer.mlp is None else "sum"
         total = self.added(layer, x, attended, layer.attention_post_norm, "attention", total_name)
         if layer.mlp is None:
@@ -224,6 +227,13 @@ class _Emitter:
         else:
             made = mixture(self.products, index, layer.mlp, read)
         return self.added(layer, total, made, layer.mlp_post_norm, "mlp", name)
+
+    def beside(self, index: int, ssm: Mamba2, x: Value, recurrent: Recurrent) -> Value:
+        """What is added to the output of a layer's attention. x: what both read."""
+        self.ir.scope, scope = f"{self.ir.scope}.ssm", self.ir.scope
+        made = self.products.linear(recurrent.context(index, ssm, x), [ssm.o], "o")
+        self.ir.scope = scope
+        return made
 
     def added(self, layer: Layer, x: Value, more: Value, norm: Norm | None, part: str, name: str) -> Value:
         """The stream with what its attention or its mlp adds to it."""

@@ -1,4 +1,4 @@
-"""What stands in place of attention in the OpenVINO model of a recurrent one: convolutions, delta rules."""
+"""What stands in place of attention, or beside it, in the OpenVINO model of a recurrent one: convolutions, states."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ class Recurrent:
         total = added(ir, [found, multiplied_by(ir, [values, skip], "x.skipped")], "total")
         tokens = ir.op("Transpose", [total, ir.constant([0, 2, 1, 3])], "total.tokens")
         flat = ir.op("Reshape", [tokens, ir.constant([0, 0, heads * mixer.head_dim])], "total.flat", special_zero=True)
-        gated = multiplied_by(ir, [flat, ir.op("Swish", [z], "z.silu")], "context.gated")
+        gated_name = "context" if mixer.norm is None else "context.gated"
+        gated = multiplied_by(ir, [flat, ir.op("Swish", [z], "z.silu")], gated_name)
+        if mixer.norm is None:
+            return gated
         if mixer.groups == 1:
             return normed(ir, gated, mixer.norm, "context")
         shape = ir.constant([0, 0, mixer.groups, mixer.norm.size])

@@ -45,7 +45,7 @@ def folds(layer: Layer) -> Iterator[Fold]:
     """
     attention, mlp = layer.attention, layer.mlp
     own = layer.mlp_norm is not None or not layer.parallel  # else the mlp reads what attention reads
-    readers = mixer_inputs(attention)
+    readers = (*mixer_inputs(attention), *(mixer_inputs(layer.ssm) if layer.ssm is not None else ()))
     if own and _is_plain(layer.attention_norm, *readers):
         yield _fold(layer.attention_norm, *readers)
     if isinstance(attention, Attention) and _is_plain(attention.v, attention.o):

@@ -64,7 +64,7 @@ def prequantized(source: Source, decoder: Decoder) -> dict[str, Packing]:
             if packing is not None:
                 order = source.order(f"{linear.source}.weight") if isinstance(source, OrderedSource) else None
                 name = "" if order is None else owners.setdefault(order.tobytes(), linear.name)
-                found[linear.name] = replace(packing, column_order=name)
+                found[linear.name] = replace(packing, column_order=name, scale_bits=_scale_bits(packing, linear))
     for table in tables(decoder):
         if table.name in found and found[table.name].column_order:
             raise ExportError(
@@ -72,6 +72,11 @@ def prequantized(source: Source, decoder: Decoder) -> dict[str, Packing]:
                 "cannot be looked up. Give the bits that the weights are to be rounded to once more, such as --bits 4."
             )
     return found if any(packing.quantized for packing in found.values()) else {}
+
+
+def _scale_bits(packing: Packing, linear: Linear) -> int:
+    """Bits that lose nothing of a scale, nor of its product with what the matrix is multiplied by."""
+    return packing.scale_bits if linear.weight_multiplier == 1 or not packing.quantized else 32
 
 
 def _is_transposed(linear: Linear) -> bool:
@@ -97,7 +102,7 @@ def check_prequantized(prequantized: Mapping[str, Packing], recipe: Recipe, opti
 def read_packed(source: PackedSource, linear: Linear, start: int, stop: int) -> Packed:
     """Rows [start, stop) of a matrix, in its own order: no order of rows touches the groups along them.
 
-    Raises ExportError for scales that are no numbers.
+    What the matrix is multiplied by multiplies its scales. Raises ExportError for scales that are no numbers.
     """
     name, origin = f"{linear.source}.weight", linear.origin
     if origin is None:
@@ -105,6 +110,10 @@ def read_packed(source: PackedSource, linear: Linear, start: int, stop: int) -> 
     else:
         found, order = stretches(places(origin, start, stop))
         packed = ordered([source.packed(name, first, last) for first, last in found], order)
+    if linear.weight_multiplier != 1:
+        by = np.float32(linear.weight_multiplier)
+        minimum = None if packed.minimum is None else packed.minimum * by
+        packed = replace(packed, scale=packed.scale.astype(np.float32) * by, minimum=minimum)
     for values in (packed.scale, packed.minimum):
         if values is not None and not np.isfinite(values).all():
             raise ExportError(NOT_FINITE)

@@ -93,6 +93,12 @@ GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_m
 GRANITE_HYBRID = {**GRANITE, "num_hidden_layers": 3, "head_dim": ..., "shared_intermediate_size": 48,
                   "layer_types": ["linear_attention", "full_attention", "linear_attention"], "mamba_n_heads": 4,
                   "mamba_d_state": 24, "mamba_d_conv": 3, "mamba_chunk_size": 8}  # fmt: skip
+# multipliers are powers of two, so that float16 holds a weight's product with them exactly
+FALCON_H1 = {"mamba_d_ssm": 96, "mamba_n_heads": 4, "mamba_d_head": 24, "mamba_d_state": 16, "mamba_chunk_size": 8,
+             "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "attention_in_multiplier": 0.5,
+             "attention_out_multiplier": 2.0, "key_multiplier": 0.25, "mlp_multipliers": [2.0, 0.5],
+             "ssm_in_multiplier": 0.5, "ssm_out_multiplier": 0.25,
+             "ssm_multipliers": [0.5, 1.0, 4.0, 8.0, 0.25]}  # fmt: skip
 ROPE_KINDS = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -279,6 +285,11 @@ FAMILIES: dict[str, Case] = {
                                    position_embedding_type="rope", mamba_conv_bias=False, num_local_experts=0,
                                    **{**GRANITE_HYBRID, "num_hidden_layers": 2,
                                       "layer_types": ["linear_attention", "full_attention"]}),
+    "falcon_h1": case("falcon_h1", "FalconH1Config", "Mamba-2 beside attention in every layer, all multipliers, untied "
+                      "head", tie_word_embeddings=False, **FALCON_H1),
+    "falcon_h1 norm": case("falcon_h1", "FalconH1Config", "a norm of 2 groups behind the state space, tied head",
+                           mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=2, mamba_conv_bias=False,
+                           tie_word_embeddings=True, **FALCON_H1),
     "nemotron_h": case("nemotron_h", "NemotronHConfig", "Mamba-2 of 2 groups with an MLP and without, NoPE attention, "
                        "squared ReLU", layers_block_type=["linear_attention", "mlp", "linear_attention",
                                                           "full_attention", "mlp"], **NEMOTRON_H),

@@ -21,7 +21,7 @@ _SIZES: dict[str, object] = {
     "max_position_embeddings": 512,
     "eos_token_id": 2,
 }
-_BARE = ("A_log", "dt_bias")  # tensors that are no module's weight
+_BARE = ("A_log", "dt_bias", ".D")  # tensors that are no module's weight
 
 
 def tiny_lfm2(folder: Path) -> Path:
@@ -77,6 +77,34 @@ def tiny_qwen3_5(folder: Path) -> Path:
         shapes |= {f"layers.{index}.mlp.{name}": shape for name, shape in mlp.items()}
         shapes |= {f"layers.{index}.{name}": (64,) for name in ("input_layernorm", "post_attention_layernorm")}
     return _written(folder, config, shapes)
+
+
+def tiny_falcon_h1(folder: Path) -> Path:
+    """Falcon-H1: two layers with attention and a state space of four heads in two groups side by side."""
+    config = {**_SIZES, "model_type": "falcon_h1", "mamba_d_ssm": 96, "mamba_n_heads": 4, "mamba_n_groups": 2,
+              "mamba_d_state": 16, "mamba_conv_bias": False, "ssm_in_multiplier": 0.7, "attention_in_multiplier": 1.3,
+              "mlp_multipliers": [0.8, 1.1]}  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (307, 64), "final_layernorm": (64,)}
+    for index in range(2):
+        parts: dict[str, tuple[int, ...]] = {
+            "mamba.in_proj": (260, 64),
+            "mamba.out_proj": (64, 96),
+            "mamba.conv1d": (160, 1, 4),
+            "mamba.A_log": (4,),
+            "mamba.D": (4,),
+            "mamba.dt_bias": (4,),
+            "self_attn.q_proj": (64, 64),
+            "self_attn.k_proj": (32, 64),
+            "self_attn.v_proj": (32, 64),
+            "self_attn.o_proj": (64, 64),
+            "feed_forward.gate_proj": (96, 64),
+            "feed_forward.up_proj": (96, 64),
+            "feed_forward.down_proj": (64, 96),
+            "input_layernorm": (64,),
+            "pre_ff_layernorm": (64,),
+        }
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in parts.items()}
+    return _written(folder, {**config, "tie_word_embeddings": True}, shapes)
 
 
 def _written(folder: Path, config: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Path:

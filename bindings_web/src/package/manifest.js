@@ -41,7 +41,7 @@ export function readManifest(text, where) {
     throw new PackageError(`'${where}' is an embedding or reranker model, which browsers do not run.`);
   }
   const layers = manifest.architecture?.layers ?? [];
-  if (layers.some((/** @type {any} */ layer) => RECURRENT.includes(layer.attention?.kind))) {
+  if (layers.some((/** @type {any} */ layer) => layer.ssm || RECURRENT.includes(layer.attention?.kind))) {
     throw new PackageError(`'${where}' has layers with a recurrent state, which browsers do not run yet.`);
   }
   return manifest;

@@ -49,7 +49,8 @@ def read_adapter(name: str, path: str | os.PathLike[str], decoder: Decoder, *, i
         linear = matrices[module]
         _check_shapes(pairs[module], linear, config.rank_of(module), weights)
         a, b = (_read(tensor, module) for tensor in pairs[module])
-        a, b = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T * np.float32(config.scale_of(module)))
+        scale = config.scale_of(module) * linear.weight_multiplier
+        a, b = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T * np.float32(scale))
         factors[linear.name] = a, b
         digest.update(f"{linear.name} {a.shape} {b.shape};".encode())
         digest.update(a.data)

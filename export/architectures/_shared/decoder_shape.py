@@ -24,6 +24,7 @@ from embedllm.package.architecture import (
     Decoder,
     Layer,
     Linear,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -75,6 +76,7 @@ class Shape:
     logits_softcap: float = 0.0
     attention: Callable[[Parts], Attention] | None = None  # in place of what the fields above say of it
     mixer: Callable[[Parts, int], Mixer | None] = lambda parts, index: None  # None: layer `index` has attention
+    ssm: Callable[[Parts], Mamba2 | None] = lambda parts: None  # beside the attention of every layer
     mixture: Callable[[Parts, int], Moe | Mlp | None] = lambda parts, index: None  # None: layer `index` has an mlp
 
 
@@ -120,6 +122,7 @@ def _layer(config: Config, shape: Shape, sizes: Sizes, rope: Rope, index: int) -
         attention_norm=parts.norm("attention_norm", names.attention_norm),
         attention=shape.mixer(parts, index)
         or (_attention(parts, shape, rope, index) if shape.attention is None else shape.attention(parts)),
+        ssm=shape.ssm(parts),
         attention_post_norm=parts.norm("attention_post_norm", names.attention_post_norm),
         mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
         mlp=shape.mixture(parts, index) or _mlp(parts, shape),

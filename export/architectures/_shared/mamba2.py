@@ -1,4 +1,4 @@
-"""Mamba-2 layers, as Granite 4.0's hybrids and Nemotron-H have them: all that a layer reads in one matrix."""
+"""Mamba-2 layers, as Granite 4.0's hybrids, Nemotron-H and Falcon-H1 have them: all that is read in one matrix."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Mamba2Sizes:
     kernel: int  # tokens of the convolution
     has_conv_bias: bool
     place: str  # in a layer
+    name: str = "attention"  # of the part of a layer, in weights.safetensors
 
 
-def mamba2(parts: Parts, sizes: Mamba2Sizes, norm: NormKind) -> Mamba2:
+def mamba2(parts: Parts, sizes: Mamba2Sizes, norm: NormKind | None) -> Mamba2:
     """Raises UnsupportedModel for heads that are no multiple of the groups, and for limited steps."""
     hidden, source, groups = parts.sizes.hidden, f"{parts.source}.{sizes.place}", sizes.groups
     inner, state = sizes.heads * sizes.head_dim, groups * sizes.state_dim
@@ -40,9 +41,9 @@ def mamba2(parts: Parts, sizes: Mamba2Sizes, norm: NormKind) -> Mamba2:
 
     def part(name: str, rows: int) -> Linear:
         origin = Origin(rows=total, start=starts[name])
-        return parts.linear(f"attention.{name}", f"{sizes.place}.in_proj", rows, hidden, origin=origin)
+        return parts.linear(f"{sizes.name}.{name}", f"{sizes.place}.in_proj", rows, hidden, origin=origin)
 
-    own = norm.named(parts.config, f"{parts.name}.attention.norm", f"{source}.norm", inner // groups)
+    own = norm and norm.named(parts.config, f"{parts.name}.{sizes.name}.norm", f"{source}.norm", inner // groups)
     return Mamba2(
         heads=sizes.heads,
         head_dim=sizes.head_dim,
@@ -52,7 +53,7 @@ def mamba2(parts: Parts, sizes: Mamba2Sizes, norm: NormKind) -> Mamba2:
         b=part("b", state),
         c=part("c", state),
         z=part("z", inner),
-        o=parts.linear("attention.o", f"{sizes.place}.out_proj", hidden, inner),
+        o=parts.linear(f"{sizes.name}.o", f"{sizes.place}.out_proj", hidden, inner),
         step=part("step", sizes.heads),
         log_decay=f"{source}.A_log",
         step_bias=f"{source}.dt_bias",
@@ -60,7 +61,7 @@ def mamba2(parts: Parts, sizes: Mamba2Sizes, norm: NormKind) -> Mamba2:
         kernel=sizes.kernel,
         convolution=f"{source}.conv1d.weight",
         bias=f"{source}.conv1d.bias" if sizes.has_conv_bias else "",
-        norm=replace(own, groups=groups, is_flat=groups > 1),
+        norm=own and replace(own, groups=groups, is_flat=groups > 1),
     )
 
 

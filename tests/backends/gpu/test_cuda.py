@@ -39,7 +39,7 @@ from tests.support.described import described_package
 from tests.support.encoder_folders import write_embedder, write_reranker
 from tests.support.held import PACKINGS, HeldRandomSource
 from tests.support.recurrent_checks import differences
-from tests.support.tiny_recurrent import tiny_lfm2, tiny_qwen3_5
+from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
 ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
 FIELD_CLOSE = 0.05  # of the spread of the logits
@@ -95,7 +95,7 @@ def test_logits_follow_the_reference(model: str, capture: bool, tiny_package: Ca
 
 
 @gpu
-@pytest.mark.parametrize("tiny", [tiny_lfm2, tiny_qwen3_5])
+@pytest.mark.parametrize("tiny", [tiny_lfm2, tiny_qwen3_5, tiny_falcon_h1])
 def test_states_of_recurrent_models_stay_on_the_gpu(tiny: Callable[[Path], Path], tmp_path: Path) -> None:
     convert(tiny(tmp_path), tmp_path / "package", Recipe())
     package = open_package(tmp_path / "package")

@@ -27,7 +27,7 @@ from embedllm.export import Recipe, convert
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import Package, open_package
 from tests.support.recurrent_checks import differences
-from tests.support.tiny_recurrent import tiny_lfm2, tiny_qwen3_5
+from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
 if TYPE_CHECKING:
     from embedllm.backends.gpu.webgpu import WebGpuEngine
@@ -163,7 +163,7 @@ def test_attention_over_many_tokens_at_once_is_still_wrong_on_vulkan(
     session.close()
 
 
-@pytest.mark.parametrize("tiny", [tiny_lfm2, tiny_qwen3_5])
+@pytest.mark.parametrize("tiny", [tiny_lfm2, tiny_qwen3_5, tiny_falcon_h1])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_states_of_recurrent_models_stay_on_the_gpu(
     tiny: Callable[[Path], Path], variant: str, open_engine: Opens, tmp_path: Path

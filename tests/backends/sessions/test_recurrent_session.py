@@ -24,7 +24,7 @@ from embedllm.export.graphs import write_variant
 from embedllm.export.quantization.float_forward import FloatPass
 from embedllm.hub.location import Location
 from embedllm.package.package import open_package
-from tests.support.tiny_recurrent import tiny_lfm2, tiny_qwen3_5
+from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
 TOKENS = np.random.default_rng(3).integers(3, 300, 120).tolist()
 # between one feed and several, of the spread of the logits (5 to 17): the order of float32 sums differs, and the states
@@ -150,7 +150,7 @@ def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(tiny_lfm2(folder / "checkpoint"), folder / "package", Recipe(bits=4, symmetric=True))
 
 
-@pytest.fixture(scope="module", params=[tiny_lfm2, tiny_qwen3_5])
+@pytest.fixture(scope="module", params=[tiny_lfm2, tiny_qwen3_5, tiny_falcon_h1])
 def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recurrent")
     return convert(request.param(folder / "checkpoint"), folder / "package", Recipe(bits=4))
@@ -245,7 +245,7 @@ def test_devices_without_such_states_say_so(lfm2: Path) -> None:
     assert {graph.variant for graph in open_package(lfm2).graphs} == {"generic-float32", "openvino", *gpus}
 
 
-@pytest.mark.parametrize("checkpoint", [tiny_lfm2, tiny_qwen3_5])
+@pytest.mark.parametrize("checkpoint", [tiny_lfm2, tiny_qwen3_5, tiny_falcon_h1])
 def test_sequences_of_a_text_do_not_see_each_other(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
     """Calibration runs them side by side: each begins with states of zeros, as a session does."""
     folder = checkpoint(tmp_path / "checkpoint")

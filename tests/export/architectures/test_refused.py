@@ -47,6 +47,7 @@ OWN = {
     "qwen3_5": {"full_attention_interval": 2},
     "qwen3_5_moe_text": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_moe": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "nemotron_h": {"layers_block_type": ["mamba", "mlp", "attention"]},
     "llama4": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -103,6 +104,9 @@ def test_another_activation_is_refused(family: str) -> None:
         ("qwen3_next", {"full_attention_interval": 4}, "no layer has attention"),
         ("qwen3_next", {"layer_types": ["conv", "full_attention"]}, "layer type 'conv' is not described"),
         ("qwen3_5_text", {"linear_num_key_heads": 3}, "32 value heads are no multiple of 3 key heads"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias is true"),
+        ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is true"),
+        ("falcon_h1", {"mamba_n_heads": 3}, "64 values in 3 heads"),
         (
             "nemotron_h",
             {"layers_block_type": ["mlp", "attention"]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.graphs import write_variant
 from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.export.sharding import join, shard
+from embedllm.export.writing.passthrough import prequantized, read_packed
 from embedllm.files.safetensors_header import read_header
 from embedllm.hub.location import locate
 from embedllm.package.features import FLOAT32_SCALES, MINIMUMS, SHARDS, listed_features
@@ -30,9 +32,9 @@ from embedllm.package.lora.peft import read_adapter
 from embedllm.package.package import open_package
 from embedllm.package.packing import Packed, Packing, dequantize, pack_bits
 from embedllm.profiling.inspection.package_report import describe_package
-from tests.support.decoder_cases import CASES, plain
+from tests.support.decoder_cases import CASES, UNTIED, plain
 from tests.support.described import RandomSource, described_package
-from tests.support.held import PACKINGS, rounded
+from tests.support.held import PACKINGS, HeldRandomSource, rounded
 from tests.support.packed_matrices import as_runtimes_see
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
@@ -74,6 +76,18 @@ def test_a_value_is_its_integer_times_the_scale_plus_the_minimum() -> None:
     weight = pack_bits(np.arange(16, dtype=np.uint8).reshape(1, 1, 16), 4)
     packed = Packed(weight, np.array([[0.5]], np.float32), None, np.array([[-2.0]], np.float32))
     np.testing.assert_array_equal(dequantize(packed, packing, 16), [np.arange(16) * 0.5 - 2])
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_what_a_matrix_is_multiplied_by_multiplies_its_scales(name: str) -> None:
+    decoder, packing = UNTIED(plain()), PACKINGS[name]
+    source, linear = HeldRandomSource(decoder, packing), replace(decoder.head, weight_multiplier=0.3)
+    found = prequantized(source, replace(decoder, head=linear))[linear.name]
+    assert found == replace(packing, scale_bits=32)
+    packed = read_packed(source, linear, 3, 40)
+    assert packed.scale.dtype == np.float32
+    expected = dequantize(read_packed(source, decoder.head, 3, 40), packing, linear.columns) * np.float32(0.3)
+    np.testing.assert_allclose(dequantize(packed, found, linear.columns), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_plain_packings_look_as_they_always_did_in_a_manifest() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from embedllm.errors import PackageError
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture import Attention, Decoder
 from embedllm.package.lora.adapter import Adapter
 from embedllm.package.lora.peft import check_adaptable, read_adapter, read_adapters
 from embedllm.package.lora.peft_config import read_config
@@ -120,6 +121,16 @@ def test_patterns_of_ranks_and_strengths_go_by_the_end_of_a_name_and_the_first_o
     assert config.rank_of("model.layers.0.self_attn.not_q_proj") == 8
     assert config.scale_of("model.layers.1.self_attn.q_proj") == 2
     assert config.scale_of("model.layers.0.self_attn.k_proj") == 0.5
+
+
+def test_the_multiplier_of_a_matrix_multiplies_its_factors(folder: Path, decoder: Decoder) -> None:
+    first = decoder.layers[0]
+    assert isinstance(first.attention, Attention)
+    halved = replace(first.attention, q=replace(first.attention.q, weight_multiplier=0.5))
+    multiplied = replace(decoder, layers=(replace(first, attention=halved), *decoder.layers[1:]))
+    plain, found = (products(read_adapter("it", folder, each)) for each in (decoder, multiplied))
+    for name, added in plain.items():
+        np.testing.assert_array_equal(found[name], added * (0.5 if name == "layers.0.attention.q" else 1))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
