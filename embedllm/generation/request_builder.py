@@ -14,8 +14,7 @@ from embedllm.backends.images import place_images
 from embedllm.errors import TemplateError
 from embedllm.generation.options import Speculate
 from embedllm.generation.request import Request
-from embedllm.images.processors import Processor, open_processor
-from embedllm.images.prompt import PreparedImage, check_count, expand, has_images, split_images
+from embedllm.images.parts import has_images
 from embedllm.package.architecture import Decoder, Vision
 from embedllm.package.lora.adapter import Adapters, present
 from embedllm.package.package import Package
@@ -43,6 +42,8 @@ from embedllm.tools.selection import reply_format
 from embedllm.tools.tool_choice import call_grammar, choice_name, is_forced, optional_call_grammar
 
 if TYPE_CHECKING:
+    from embedllm.images.processors import Processor
+    from embedllm.images.prompt import PreparedImage
     from embedllm.images.sources import ImageSource
     from embedllm.text.chat_template import JSON
 
@@ -117,6 +118,8 @@ class RequestBuilder:
                 f"'{self._package.name}' reads text only: it takes no images. Leave them out, or load a "
                 "vision-language model (docs/guide-images.md)."
             )
+        from embedllm.images.prompt import split_images  # loaded for prompts with images only
+
         return split_images(messages)
 
     def prompt_tokens(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
@@ -296,6 +299,9 @@ class RequestBuilder:
         """The tokens of what the template wrote, with the ids of its images, and these."""
         if not sources or (vision := self._vision) is None:
             return self._tokenizer.encode_prompt(written), ()
+        from embedllm.images.processors import open_processor
+        from embedllm.images.prompt import PreparedImage, check_count, expand
+
         if self._processor is None:
             self._processor = open_processor(self._package.folder, vision, self._tokenizer.named)
         images = tuple(PreparedImage(source, self._processor) for source in sources)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from embedllm.errors import ContextFull, TemplateError
 from embedllm.images.limits import MAX_IMAGES
+from embedllm.images.parts import has_images, image_of, is_image_part
 from embedllm.images.processors import Processor
 from embedllm.images.sources import ImageSource, data_url, open_image
 from embedllm.text.content_marks import RenderedPrompt
@@ -16,9 +17,6 @@ from embedllm.text.content_marks import RenderedPrompt
 if TYPE_CHECKING:
     from embedllm.text.chat_template import Message
     from embedllm.types import F32
-
-_KINDS = ("image", "image_url", "input_image")
-_NAMES = ("image", "image_url", "url")  # under which a part may have its image
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +39,6 @@ class PreparedImage:
         return self.processor.pixel_values(self.source.decode())
 
 
-def has_images(messages: Sequence[Message]) -> bool:
-    """Whether a part of a message is an image."""
-    return any(True for message in messages for _ in _image_parts(message))
-
-
 def split_images(messages: Sequence[Message]) -> tuple[list[Message], list[ImageSource]]:
     """Messages with {"type": "image"} in place of each image, as templates take them, and the images in their order.
 
@@ -54,7 +47,7 @@ def split_images(messages: Sequence[Message]) -> tuple[list[Message], list[Image
     shown: list[Message] = []
     sources: list[ImageSource] = []
     for place, message in enumerate(messages):
-        if not any(True for _ in _image_parts(message)):
+        if not has_images([message]):
             shown.append(message)
             continue
         content = message["content"]
@@ -88,7 +81,7 @@ def portable(message: Message) -> Message:
 
     Raises what split_images() raises.
     """
-    if not any(True for _ in _image_parts(message)):
+    if not has_images([message]):
         return message
     content = message["content"]
     parts = [
@@ -125,35 +118,11 @@ def expand(prompt: RenderedPrompt, processor: Processor, sources: Sequence[Image
     return RenderedPrompt("".join(pieces), frozenset(literal))
 
 
-def is_image_part(part: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether a part of a content is an image, as OpenAI or transformers have it."""
-    return isinstance(part, Mapping) and part.get("type") in _KINDS
-
-
-def image_of(part: Mapping[str, object]) -> object:
-    """What a part has as its image. Raises ValueError where there is none, or more than one."""
-    found = [part[name] for name in _NAMES if part.get(name) is not None]
-    if len(found) == 1 and isinstance(found[0], Mapping):  # {"image_url": {"url": ...}}
-        found = [found[0]["url"]] if found[0].get("url") is not None else []
-    if len(found) != 1:
-        raise ValueError(
-            f"a part of the type {part.get('type')!r} has {len(found)} images, under the names {sorted(part)}; "
-            "expected one: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}, or {'type': "
-            "'image', 'image': bytes, a pathlib.Path, a Pillow image or an array}."
-        )
-    return found[0]
-
-
 def _opened(part: Mapping[str, object], place: int) -> ImageSource:
     try:
         return open_image(image_of(part))
     except (ValueError, TypeError) as error:
         raise ValueError(f"messages[{place}]: {error}") from error
-
-
-def _image_parts(message: object) -> Iterator[Mapping[str, object]]:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return (part for part in (content if isinstance(content, list | tuple) else ()) if is_image_part(part))
 
 
 def _occurrences(text: str, mark: str) -> Iterator[int]:

@@ -18,7 +18,7 @@ from embedllm.generation.options import PromptOptions, ReplyOptions, WhenFull, l
 from embedllm.generation.request import Request
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Runner
-from embedllm.images.prompt import portable
+from embedllm.images.parts import has_images
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_handle import SequenceHandle
@@ -182,7 +182,11 @@ class Conversation:
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
-        said: Message = {"role": "user", "content": text} if isinstance(text, str) else portable(text)
+        said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
+        if has_images([said]):
+            from embedllm.images.prompt import portable  # loaded for messages with images only
+
+            said = portable(said)
         options = {"adapter": self.adapter, **options}
         request, seen = self._apply_context_policy([*self.messages, said], sampling, options)
         self.model.runner.check(request)

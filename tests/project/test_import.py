@@ -144,6 +144,8 @@ with embedllm.load(sys.argv[1]) as model:
     if "jinja2" in sys.modules:
         raise SystemExit("a plain prompt needs no template")
     model.chat([{"role": "user", "content": "hello"}], max_tokens=3)
+if "embedllm.images.sources" in sys.modules:
+    raise SystemExit("a prompt without images needs no reader of them")
 found = {module.partition(".")[0] for module in sys.modules}
 if found & set(sys.argv[2:]):
     raise SystemExit(f"loaded {found & set(sys.argv[2:])}")
