@@ -48,6 +48,7 @@ def test_a_turn_goes_into_the_history_and_its_prompt_is_the_whole_history(llm: M
 
 
 def test_a_turn_computes_only_what_is_new(llm: Model) -> None:
+    llm.release()  # what tests before held of this prompt
     with llm.conversation("Be brief.") as conversation:
         assert conversation.say(TURNS[0], SAMPLING, max_tokens=6).statistics.cached_tokens == 0
         for turn in TURNS[1:]:
