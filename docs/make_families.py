@@ -63,12 +63,26 @@ weights are part of the tests.
   DeepSeek-V2-Lite and in Moonlight, 930 KB in MiniCPM3 4B, 940 KB in GLM 4.7 Flash, 5.7 MB in DeepSeek-V3. DirectML,
   llama.cpp's importance matrices and adapters at run time refuse MLA.
 
-No provider's own mixture operator is used. QMoE of ONNX Runtime 1.31 wants the weights of all experts in one tensor,
-and on the CPU float32 scales for float32 activations; our files store the float16 scales of each expert behind
-its weights, so that QMoE would need a second copy of both. Measured with one thread and 64 experts of which 8 are used
-(`python tests/benchmarks/bench_qmoe.py`, a busy machine): for one token our whole layer took 7.7 ms, 5.7 ms with 8
-experts only, QMoE alone 2.9 ms, or 1.1 ms with 8-bit activations; for 128 tokens ours took 19 ms, QMoE alone 155 ms
-and 81 ms.
+No provider's own mixture operator is used. On `cpu` the rows of all tokens are sorted by expert, each expert multiplies
+its own, and everything else is done for all experts together, so that an expert that nobody chose costs two empty
+matmuls. On GPUs each expert gathers its tokens and adds what it makes of them in their places: WebGPU's Concat fails
+on many empty parts (ONNX Runtime 1.32). A folder that was exported before gets the new graph by
+`embedllm graph FOLDER --variant generic-float32`.
+
+Measured: milliseconds of CPU time of a layer, 64 experts of which 8 are used, hidden size 1024, 512 in an expert, 4
+bits with zero points, one thread of a Sapphire Rapids Xeon with much other work on it, ONNX Runtime 1.32, medians of
+interleaved rounds (`python tests/benchmarks/bench_qmoe.py`). Our layer includes its attention; QMoE is the operator
+alone. Prompts of one layer that were measured before computed the experts of the last token only.
+
+| tokens | our layer | before | our layer, 8 experts only | QMoE, 8-bit activations | QMoE, float activations |
+| --- | --- | --- | --- | --- | --- |
+| 1 | 1.6 | 2.7 | 1.3 | 1.1 | 2.1 |
+| 8 | 5.6 | 7.1 | 2.9 | 5.8 | 14.7 |
+| 128 | 41 | 42 | 35 | 35 | 52 |
+
+QMoE of ONNX Runtime 1.32 has kernels as fast as MatMulNBits, with and without zero points, and any router by its input
+`router_weights`. On the CPU it wants the weights of all experts in one tensor, the rows of gate and up in turns, and
+SwiGLU. Our files store each expert's gate, up and down apart, so that QMoE would need a second copy of them.
 
 ## Decoders
 

@@ -37,6 +37,8 @@ class GraphVariant:
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
     # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
     gathers_elements: bool = False
+    # Split and Concat take the rows of hundreds of experts, most of which have none: WebGPU's Concat fails (1.32)
+    splits_rows: bool = False
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
@@ -129,6 +131,7 @@ FLOAT32 = GraphVariant(
     bias_in_matmul=True,
     gathers_blocks=False,
     gathers_elements=True,
+    splits_rows=True,
     chunks=True,
     recurrent=True,
     images=True,

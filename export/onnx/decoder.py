@@ -24,6 +24,7 @@ from embedllm.export.onnx.attention import KV_PREFIXES, Attentions, rotates_insi
 from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
 from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
 from embedllm.package.architecture import (
@@ -232,7 +233,7 @@ class _Emitter:
             normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
         elif layer.mlp_norm is not None:
             normed = self.norms.plain(residual, layer.mlp_norm, "mlp_norm")
-        made = self.added(layer, self.mlps.write(index, layer.mlp, normed), layer.mlp_post_norm, "made")
+        made = self.added(layer, feed_forward(self.mlps, index, layer.mlp, normed), layer.mlp_post_norm, "made")
         if layer.parallel:
             made = self.graph.op("Add", [attended, made], "both")
         return made, residual

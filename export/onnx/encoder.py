@@ -18,6 +18,7 @@ from embedllm.export.onnx.attention import Attentions
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import (
     Alibi,
@@ -178,7 +179,7 @@ class _Emitter:
         else:
             read = self.normed(x, layer.mlp_norm, "mlp_norm")
         assert layer.mlp is not None, "layers of encoders have one"
-        made = self.mlps.write(index, layer.mlp, read)
+        made = feed_forward(self.mlps, index, layer.mlp, read)
         x = self.added(layer, x, made, layer.mlp_post_norm, "made")
         return self.normed(x, layer.mlp_norm, "mlp_norm") if behind else x
 

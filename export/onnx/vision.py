@@ -15,6 +15,7 @@ from embedllm.export.layout import Layout
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import Attention, Decoder, Layer, Norm, Vision
 from embedllm.package.graph_variants import GraphVariant
@@ -69,7 +70,7 @@ class _Emitter:
         made = self.products.linear(self.context(attention, self.normed(x, layer.attention_norm)), [attention.o], "o")
         x = graph.op("Add", [x, made], "attended.sum")
         assert layer.mlp is not None, "layers of encoders have one"
-        made = self.mlps.write(index, layer.mlp, self.normed(x, layer.mlp_norm))
+        made = feed_forward(self.mlps, index, layer.mlp, self.normed(x, layer.mlp_norm))
         return graph.op("Add", [x, made], "made.sum")
 
     def normed(self, x: str, norm: Norm | None) -> str:

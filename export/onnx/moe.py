@@ -1,0 +1,236 @@
+"""Mixtures of experts in an ONNX graph, by standard operators, so that every provider has them.
+
+An expert computes the tokens that it was chosen for, and nothing when there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
+from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.norms import Norms
+from embedllm.package.architecture import Linear, Mlp, Moe
+from embedllm.package.tensors import expert_scales_name, experts_bias_name, score_correction_name
+
+_TINY = 1e-20  # what is added to the sum of weights, as transformers does
+
+
+def feed_forward(mlps: Mlps, index: int, mlp: Mlp | Moe, x: str) -> str:
+    """What the mlp or mixture of a layer makes of x [B, T, hidden]."""
+    return mlps.mlp(mlp, x) if isinstance(mlp, Mlp) else Mixtures(mlps).write(index, mlp, x)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Values of a graph: which experts compute N tokens."""
+
+    scores: str  # float32 [N, experts], of all of them
+    weights: str  # float32 [N, top_k], of the chosen
+    experts: str  # int64 [N, top_k], their numbers
+
+
+class Mixtures:
+    """Writes mixtures into a graph."""
+
+    def __init__(self, mlps: Mlps) -> None:
+        self.graph: Graph = mlps.graph
+        self.mlps, self.products = mlps, mlps.products
+        self.norms = Norms(self.graph)
+
+    def write(self, index: int, moe: Moe, x: str) -> str:
+        """The sum of the chosen experts, and of the shared one, of x [B, T, hidden]."""
+        graph, scope = self.graph, self.graph.scope
+        hidden = moe.router.columns
+        norms, stream = moe.norms, x
+        x = x if norms is None else self.norms.plain(x, norms.experts, "experts.norm")
+        tokens = graph.op("Reshape", [x, graph.constant(-1, hidden)], "tokens")
+        read = tokens
+        if norms is not None:
+            read = self.norms.plain(stream, norms.router, "router.norm")
+            read = graph.op("Reshape", [read, graph.constant(-1, hidden)], "router.tokens")
+        choice = self.chosen(index, moe, read)
+        sums = self.sorted_sum if self.products.variant.splits_rows else self.scattered_sum
+        total = sums(moe, tokens, choice)
+        shape = graph.op("Shape", [x], "mlp.shape")
+        if moe.bias:
+            total = graph.op("Add", [total, graph.stored([experts_bias_name(index)])], "total.biased")
+        mixed = graph.op("Reshape", [self.mlps.activations(total, "total"), shape], "mixed")
+        if moe.shared is None:
+            return mixed
+        graph.scope = f"{scope}.shared"
+        if norms is not None:
+            made = self.mlps.mlp(moe.shared, self.norms.plain(stream, norms.shared, "norm"))
+            made = self.norms.plain(made, norms.shared_post, "post_norm")
+            graph.scope = scope
+            return graph.op("Add", [self.norms.plain(mixed, norms.experts_post, "experts.post_norm"), made], "all")
+        made = self.mlps.mlp(moe.shared, x)
+        if moe.shared_gate is not None:
+            share = graph.op("Sigmoid", [self.mlps.product(x, moe.shared_gate, "share.product")], "share")
+            made = graph.op("Mul", [made, self.mlps.activations(share, "share.activations")], "weighed")
+        graph.scope = scope
+        return graph.op("Add", [mixed, made], "all")
+
+    def sorted_sum(self, moe: Moe, tokens: str, choice: Choice) -> str:
+        """The weighted sum of what the chosen experts make of tokens [N, hidden], in float32.
+
+        A slot is a token and one of its experts. Slots are sorted by expert, so that each expert computes its rows in
+        one piece. All but the matmuls is done for all experts together: any other operator of one expert is hundreds
+        of nodes, which cost more than the matmuls (docs/families.md).
+        """
+        graph, hidden = self.graph, moe.router.columns
+        of_slot = graph.op("Reshape", [choice.experts, graph.constant(-1)], "slots.expert")
+        count = graph.op("Shape", [of_slot], "slots.count")
+        slots = self.ascending(of_slot, count, "slots")
+        counts = self.counts(of_slot, len(moe.experts))
+        places = graph.op("Unsqueeze", [slots, graph.constant(0)], "slots.places")  # [1, N * top_k]
+        token = graph.op("Div", [places, graph.constant(moe.top_k)], "slots.token")
+        rows = graph.op("Gather", [tokens, token], "slots.rows", axis=0)  # [1, N * top_k, hidden]
+        if moe.scales_input:
+            flat = graph.op("Reshape", [choice.weights, graph.constant(-1, 1)], "weights.flat")
+            own = graph.op("Gather", [flat, places], "slots.weight", axis=0)
+            rows = graph.op("Mul", [rows, self.mlps.activations(own, "slots.share")], "slots.weighed")
+        made = self.rows_of_experts(moe, rows, counts)
+        back = self.ascending(slots, count, "slots.back")
+        in_order = graph.op("Gather", [made, back], "experts.in_order", axis=1)
+        apart = graph.op("Reshape", [in_order, graph.constant(-1, moe.top_k, hidden)], "experts.of_token")
+        apart = self.mlps.single(apart, "experts.single")
+        if not moe.scales_input:
+            share = graph.op("Unsqueeze", [choice.weights, graph.constant(-1)], "weights.apart")
+            apart = graph.op("Mul", [apart, share], "experts.weighed")
+        return graph.op("ReduceSum", [apart, graph.constant(1)], "experts.sum", keepdims=0)
+
+    def ascending(self, numbers: str, count: str, name: str) -> str:
+        """Where the numbers [n] lie, the least first; as floats, which every provider sorts."""
+        places = self.graph.named(name)
+        floats = self.graph.op("Cast", [numbers], f"{places}.floats", to=FLOAT_TYPES["float32"])
+        self.graph.node("TopK", [floats, count], [f"{places}.sorted", places], places, axis=0, largest=0)
+        return places
+
+    def counts(self, of_slot: str, experts: int) -> str:
+        """How many slots each expert has, [experts]. of_slot: [n], the expert of each."""
+        graph = self.graph
+        numbers = graph.table(np.arange(experts)[:, None], f"constant.column.{experts}")
+        is_of = graph.op("Equal", [numbers, of_slot], "slots.is_of")  # [experts, n]
+        ones = graph.op("Cast", [is_of], "slots.ones", to=FLOAT_TYPES["float32"])
+        summed = graph.op("ReduceSum", [ones, graph.constant(1)], "slots.summed", keepdims=0)
+        return graph.op("Cast", [summed], "slots.counts", to=TensorProto.INT64)
+
+    def rows_of_experts(self, moe: Moe, rows: str, counts: str) -> str:
+        """What experts make of rows [1, n, hidden], which are sorted by expert. counts: [experts], of their rows."""
+        graph, one = self.graph, moe.experts[0]
+        gates = [(expert.up,) if expert.gate is None else (expert.gate, expert.up) for expert in moe.experts]
+        inner = self.by_expert(gates, rows, counts, "up")
+        if one.gate is None:
+            active = self.mlps.bent(one, inner)
+        else:
+            gate, up = graph.named("experts.gates"), graph.named("experts.ups")
+            graph.node("Split", [inner], [gate, up], gate, axis=2, num_outputs=2)
+            active = self.mlps.gated(one, gate, up)
+        return self.by_expert([(expert.down,) for expert in moe.experts], active, counts, "down")
+
+    def by_expert(self, matrices: Sequence[tuple[Linear, ...]], rows: str, counts: str, name: str) -> str:
+        """The products of each expert's rows and its neighbouring matrices, one expert's behind the other's."""
+        graph, scope = self.graph, self.graph.scope
+        whole = graph.named(f"experts.{name}")
+        parts = [f"{whole}.rows.{number}" for number in range(len(matrices))]
+        graph.node("Split", [rows, counts], parts, f"{whole}.rows", axis=1)
+        made: list[str] = []
+        for number, (part, run) in enumerate(zip(parts, matrices, strict=True)):
+            graph.scope = f"{scope}.experts.{number}"
+            made.append(self.products.linear(part, run, name))
+        graph.scope = scope
+        graph.node("Concat", made, [whole], whole, axis=1)
+        return whole
+
+    def scattered_sum(self, moe: Moe, tokens: str, choice: Choice) -> str:
+        """As sorted_sum(): each expert gathers its tokens, and adds what it makes of them in their places."""
+        graph, scope = self.graph, self.graph.scope
+        none = graph.op("Mul", [choice.scores, graph.single(0.0)], "unchosen")
+        weights = graph.op("ScatterElements", [none, choice.experts, choice.weights], "weights", axis=1)
+        weights = self.mlps.activations(weights, "weights.activations")
+        total = self.mlps.single(graph.op("Mul", [tokens, graph.number(0)], "none"), "none.single")
+        for number, expert in enumerate(moe.experts):
+            graph.scope = f"{scope}.experts.{number}"
+            total = self.expert(expert, number, tokens, weights, total, scales_input=moe.scales_input)
+        graph.scope = scope
+        return total
+
+    def expert(self, expert: Mlp, number: int, tokens: str, weights: str, total: str, *, scales_input: bool) -> str:
+        """The sum [N, hidden] with what one expert adds to its tokens, in float32: the CPU adds no float16 (1.31)."""
+        graph = self.graph
+        weight = graph.op("Gather", [weights, graph.constant(number, scalar=True)], "weight", axis=1)  # [N]
+        found = graph.op("NonZero", [weight], "found")  # [1, n]
+        places = graph.op("Transpose", [found], "places", perm=[1, 0])  # [n, 1]
+        flat = graph.op("Squeeze", [found, graph.constant(0)], "flat")
+        rows = graph.op("Gather", [tokens, flat], "rows", axis=0)
+        shares = graph.op("Gather", [weight, flat], "shares", axis=0)
+        share = graph.op("Unsqueeze", [shares, graph.constant(1)], "share")
+        if scales_input:
+            rows = graph.op("Mul", [rows, share], "rows.weighed")
+        has_minimums = any(
+            self.products.packing[part.name].has_minimum for part in (expert.gate, expert.up, expert.down) if part
+        )
+        if has_minimums:  # the sums of groups are written for three dimensions
+            rows = graph.op("Unsqueeze", [rows, graph.constant(0)], "rows.apart")
+        made = self.mlps.mlp(expert, rows)
+        if has_minimums:
+            made = graph.op("Squeeze", [made, graph.constant(0)], "made.flat")
+        if not scales_input:
+            made = graph.op("Mul", [made, share], "weighed")
+        added = self.mlps.single(made, "weighed.single")
+        return graph.op("ScatterND", [total, places, added], "sum", reduction="add")
+
+    def chosen(self, index: int, moe: Moe, tokens: str) -> Choice:
+        """The experts of each of the tokens [N, hidden]."""
+        graph = self.graph
+        routed = self.mlps.product(tokens, moe.router, "router")
+        if moe.router_multiplier != 1:
+            routed = graph.op("Mul", [routed, graph.single(moe.router_multiplier)], "router.multiplied")
+        scores = routed
+        if moe.scoring_func == "softmax":
+            scores = graph.op("Softmax", [routed], "scores", axis=-1)
+        elif moe.scoring_func == "sigmoid":
+            scores = graph.op("Sigmoid", [routed], "scores")
+        choosing = scores
+        if moe.score_correction_bias:
+            choosing = graph.op("Add", [scores, graph.stored([score_correction_name(index)])], "choosing")
+        if moe.groups > 1:
+            choosing = self.of_best_groups(moe, choosing)
+        chosen = graph.named("chosen")
+        graph.node("TopK", [choosing, graph.constant(moe.top_k)], [f"{chosen}.scores", chosen], chosen, axis=-1)
+        best = graph.op("GatherElements", [scores, chosen], "best", axis=1)
+        if moe.scoring_func == "softmax_topk":
+            best = graph.op("Softmax", [best], "best.softmax", axis=-1)
+        if moe.norm_topk:
+            total = graph.op("ReduceSum", [best, graph.constant(-1)], "best.sum", keepdims=1)
+            total = graph.op("Add", [total, graph.single(_TINY)], "best.sum.epsilon")
+            best = graph.op("Div", [best, total], "best.normalised")
+        if moe.scale != 1:
+            best = graph.op("Mul", [best, graph.single(moe.scale)], "best.scaled")
+        if moe.expert_scales:
+            own = graph.op("Gather", [graph.stored([expert_scales_name(index)]), chosen], "best.scales", axis=0)
+            best = graph.op("Mul", [best, own], "best.by_expert")
+        return Choice(scores, best, chosen)
+
+    def of_best_groups(self, moe: Moe, choosing: str) -> str:
+        """The scores of the experts of the best groups, and the lowest number for the others."""
+        graph, size = self.graph, len(moe.experts) // moe.groups
+        split = graph.op("Reshape", [choosing, graph.constant(0, moe.groups, size)], "by_group")
+        counted = graph.named("group_scores")
+        most = 2 if moe.score_correction_bias else 1
+        graph.node("TopK", [split, graph.constant(most)], [f"{counted}.best", f"{counted}.at"], counted, axis=-1)
+        of_group = graph.op("ReduceSum", [f"{counted}.best", graph.constant(-1)], "group_sums", keepdims=0)
+        taken = graph.named("groups")
+        graph.node("TopK", [of_group, graph.constant(moe.top_k_groups)], [f"{taken}.sums", taken], taken, axis=-1)
+        zeros = graph.op("Mul", [of_group, graph.single(0.0)], "no_group")
+        ones = graph.op("Pow", [f"{taken}.sums", graph.single(0.0)], "ones")
+        is_taken = graph.op("ScatterElements", [zeros, taken, ones], "taken", axis=1)
+        apart = graph.op("Unsqueeze", [is_taken, graph.constant(-1)], "taken.apart")
+        mask = graph.op("Cast", [apart], "mask", to=TensorProto.BOOL)
+        kept = graph.op("Where", [mask, split, graph.single(-3e38)], "kept")
+        return graph.op("Reshape", [kept, graph.constant(0, len(moe.experts))], "choosing.grouped")
