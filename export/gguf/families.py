@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.rope import FULL
 from embedllm.export.architectures.config import Config
-from embedllm.export.gguf import gemma
+from embedllm.export.gguf import gemma, recurrent
 from embedllm.export.gguf.keys import (
     ATTENTION_FACTOR,
     GATING,
@@ -35,8 +35,6 @@ _ROUTED = (
 )  # fmt: skip
 _MLA = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
            LOG_MULTIPLIER)  # fmt: skip
-_DELTA = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
-          "full_attention_interval", NEXTN_LAYERS)  # fmt: skip
 _MROPE = (
     "rope.dimension_sections",
     "n_deepstack_layers",
@@ -55,6 +53,7 @@ class Family:
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
     values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
     interleaved_value_heads: bool = False  # of Gated DeltaNet: the value heads of a key head are not neighbours
+    separate_mlps: bool = False  # an MLP is a block of its own, behind that of the mixer
     gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
     uses_mla: bool = False  # multi-head latent attention: key and value lengths are those of the latent
     # the section of config.json that is of RoPE, made from what all files say of it; and the section's name
@@ -67,14 +66,25 @@ class Family:
 def _granite(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     if not own.flag(_USES_ROPE, True):
         raise UnsupportedModel(f"a Granite of NoPE layers only ('{_USES_ROPE}' is false), which is not described.")
+    return _granite_scales(own)
+
+
+def _granite_hybrid(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    uses_rope = own.flag(_USES_ROPE, True)
+    return {
+        **_granite_scales(own),
+        **recurrent.granite_hybrid(own, tensors),
+        "position_embedding_type": "rope" if uses_rope else "nope",
+    }
+
+
+def _granite_scales(own: Config) -> Mapping[str, object]:
     each = max(1, own.integer("embedding_length") // own.integer("attention.head_count"))
     usual = own.integer("attention.key_length", each) ** -0.5
     scale = own.number("attention.scale", usual) or usual
     return {"attention_multiplier": scale, "logits_scaling": own.number("logit_scale", 1.0) or 1.0}
 
 
-# said of Granite 4 even where no layer has states
-_STATES = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
 _USES_ROPE = "rope.scaling.finetuned"
 
 
@@ -140,49 +150,6 @@ def _minimax(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]
 def _stablelm(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """Files say that both halves of a layer read the same where config.json says nothing; the norm between tells."""
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors}
-
-
-def _lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    """Layers without attention have no heads of keys."""
-    layers = own.integer("block_count")
-    heads = own.integers("attention.head_count_kv") if isinstance(own.value("attention.head_count_kv"), list) else None
-    return {
-        "num_key_value_heads": own.integer("attention.head_count_kv") if heads is None else max(heads, default=0),
-        "layer_types": ["full_attention" if attends else "conv" for attends in _attending(tensors, layers)],
-        "norm_eps": own.number("attention.layer_norm_rms_epsilon", above=0),
-        "conv_L_cache": _agreed(own, "shortconv.l_cache", tensors, ".shortconv.conv.weight", -1),
-        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in tensors),
-        "block_auto_adjust_ff_dim": False,
-        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in tensors),
-    }
-
-
-def _delta(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    layers = own.integer("block_count") - own.integer(NEXTN_LAYERS, 0, least=0)
-    values = _agreed(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
-    attends = _attending(tensors, layers)
-    return {
-        "layer_types": ["full_attention" if each else "linear_attention" for each in attends],
-        "linear_num_key_heads": own.integer("ssm.group_count"),
-        "linear_num_value_heads": values,
-        "linear_key_head_dim": own.integer("ssm.state_size"),
-        "linear_value_head_dim": max(1, own.integer("ssm.inner_size") // values),
-        "linear_conv_kernel_dim": _agreed(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
-        "attention_bias": any(name.endswith(".attn_k.bias") for name in tensors),
-    }
-
-
-def _agreed(own: Config, key: str, tensors: Mapping[str, Placed], end: str, axis: int) -> int:
-    """A number of parts, which graphs are made of one by one: what tensors of these names have along an axis."""
-    said, found = own.integer(key), {tensor.shape[axis] for name, tensor in tensors.items() if name.endswith(end)}
-    if found - {said}:
-        raise ExportError(f"'{key}' is {said}; the tensors '*{end}' have {', '.join(map(str, sorted(found)))}.")
-    return said
-
-
-def _attending(tensors: Mapping[str, Placed], layers: int) -> list[bool]:
-    """Which layers have attention."""
-    return [f"blk.{index}.attn_q.weight" in tensors for index in range(layers)]
 
 
 def _olmo2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -304,9 +271,28 @@ FAMILIES: Mapping[str, Family] = {
         rope=_mistral3_rope,
         rope_key="rope_parameters",
     ),
-    "granite": Family(model_type="granite", permuted_qk=True, keys=(*_SCALES, *_STATES, _EXPERTS[3]), more=_granite),
+    "granite": Family(
+        model_type="granite", permuted_qk=True, keys=(*_SCALES, *recurrent.STATE_KEYS, _EXPERTS[3]), more=_granite
+    ),
     "granitemoe": Family(
-        model_type="granitemoe", permuted_qk=True, keys=(*_SCALES, *_EXPERTS, *_STATES), more=_granite_moe
+        model_type="granitemoe", permuted_qk=True, keys=(*_SCALES, *_EXPERTS, *recurrent.STATE_KEYS), more=_granite_moe
+    ),
+    "granitehybrid": Family(
+        model_type="granitemoehybrid",
+        permuted_qk=True,
+        keys=(*_SCALES, *_EXPERTS, *recurrent.STATE_KEYS),
+        more=_granite_hybrid,
+    ),
+    "falcon-h1": Family(model_type="falcon_h1", keys=recurrent.STATE_KEYS, more=recurrent.falcon_h1),
+    "nemotron_h": Family(
+        model_type="nemotron_h", separate_mlps=True, keys=recurrent.STATE_KEYS, more=recurrent.nemotron_h
+    ),
+    "nemotron_h_moe": Family(
+        model_type="nemotron_h",
+        separate_mlps=True,
+        keys=(*_ROUTED, *recurrent.STATE_KEYS),
+        gating=_SIGMOID,
+        more=recurrent.nemotron_h,
     ),
     "olmo": Family(model_type="olmo", permuted_qk=True),
     "olmoe": Family(model_type="olmoe", keys=_EXPERTS, values={"norm_topk_prob": False}),
@@ -350,17 +336,22 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "stablelm": Family(model_type="stablelm", more=_stablelm),
     "starcoder2": Family(model_type="starcoder2", keys=WINDOW[:1], values={"sliding_window": None}),
-    "lfm2": Family(model_type="lfm2", keys=("shortconv.l_cache",), more=_lfm2),
-    "lfm2moe": Family(model_type="lfm2_moe", keys=(*_ROUTED, "shortconv.l_cache"), gating=_SIGMOID, more=_lfm2),
-    "qwen3next": Family(model_type="qwen3_next", keys=(*_EXPERTS, *_DELTA), more=_delta),
+    "lfm2": Family(model_type="lfm2", keys=("shortconv.l_cache",), more=recurrent.lfm2),
+    "lfm2moe": Family(
+        model_type="lfm2_moe", keys=(*_ROUTED, "shortconv.l_cache"), gating=_SIGMOID, more=recurrent.lfm2
+    ),
+    "qwen3next": Family(model_type="qwen3_next", keys=(*_EXPERTS, *recurrent.DELTA_KEYS), more=recurrent.delta_net),
     "qwen35": Family(
-        model_type="qwen3_5_text", keys=(*_DELTA, "rope.dimension_sections"), interleaved_value_heads=True, more=_delta
+        model_type="qwen3_5_text",
+        keys=(*recurrent.DELTA_KEYS, "rope.dimension_sections"),
+        interleaved_value_heads=True,
+        more=recurrent.delta_net,
     ),
     "qwen35moe": Family(
         model_type="qwen3_5_moe_text",
-        keys=(*_EXPERTS, *_DELTA, "rope.dimension_sections"),
+        keys=(*_EXPERTS, *recurrent.DELTA_KEYS, "rope.dimension_sections"),
         interleaved_value_heads=True,
-        more=_delta,
+        more=recurrent.delta_net,
     ),
     "gpt2": Family(model_type="gpt2"),
     "jais2": Family(model_type="jais2"),
@@ -370,8 +361,7 @@ FAMILIES: Mapping[str, Family] = {
 
 # architectures that are not read, and what they have that is not described
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("mamba", "mamba2", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2",
-                     "jamba"), "it has layers of a state space model (Mamba)"),
+    **dict.fromkeys(("mamba", "mamba2", "plamo2", "jamba"), "it has layers of a state space model (Mamba)"),
     **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "it has layers of RWKV"),
     **dict.fromkeys(("t5", "t5encoder"), "it has relative position biases"),
 }  # fmt: skip

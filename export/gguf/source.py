@@ -87,7 +87,7 @@ def _unused_keys(decoder: Decoder) -> Iterator[str]:
 
 
 def unfused(node: T) -> T:
-    """The same description, where no norm adds to its weights, and no matrix is part of another one or transposed."""
+    """The same, where no norm adds to its weights, and no matrix is multiplied, transposed or part of another one."""
     if isinstance(node, Norm):
         return dataclasses.replace(node, weight_offset=0.0)
     if isinstance(node, Linear):
@@ -102,6 +102,7 @@ def unfused(node: T) -> T:
 
 def _unfused_linear(linear: Linear) -> Linear:
     """One that is part of another gets a name of its own; the order of its rows within a head stays."""
+    linear = dataclasses.replace(linear, weight_multiplier=1.0)
     if linear.origin is None:
         return linear
     whole = dataclasses.replace(linear.origin, rows=linear.rows, start=0, block=0, stride=0, transposed=False,

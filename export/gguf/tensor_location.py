@@ -53,7 +53,12 @@ class SingleRow:
     """A vector that stands for a matrix of one row."""
 
 
-Order = RowRange | PermutedRows | PermutedColumns | Transposed | SingleRow
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A matrix that stands for a vector of all its values."""
+
+
+Order = Flat | RowRange | PermutedRows | PermutedColumns | Transposed | SingleRow
 ALL_ROWS = RowRange()
 
 
@@ -70,6 +75,8 @@ class TensorLocation:
         count = math.prod(shape)
         if isinstance(self.order, SingleRow):
             return 1, count
+        if isinstance(self.order, Flat):
+            return count, None
         if isinstance(self.order, Transposed):
             is_stack = len(shape) == 3 and shape[0] == self.order.count
             return (shape[0] * shape[2], shape[1]) if is_stack else (0, None)

@@ -24,7 +24,7 @@ from embedllm.export.gguf.tensor_location import (
     permuted,
 )
 from embedllm.export.gguf.tensor_names_per_layer import layer_parts, streams
-from embedllm.export.gguf.tensor_names_recurrent import delta_net, short_convolution
+from embedllm.export.gguf.tensor_names_recurrent import delta_net, mamba2, short_convolution
 from embedllm.package.architecture import (
     Attention,
     Decoder,
@@ -32,6 +32,8 @@ from embedllm.package.architecture import (
     Encoder,
     Layer,
     Linear,
+    Mamba2,
+    Mixer,
     Mlp,
     Moe,
     MoeNorms,
@@ -58,19 +60,41 @@ def tensor_locations(decoder: Decoder, family: Family, tensors: Mapping[str, Pla
         found |= matrix(decoder.head, "output")
     if decoder.position_embeddings is not None:
         found |= matrix(decoder.position_embeddings, "position_embd")
-    for index, layer in enumerate(decoder.layers):
-        block, mixer = f"blk.{index}", layer.attention
-        for part, where in _norms_behind(layer, block) if is_behind else _norms(layer, block, tensors):
+    for layer, block, mlp_block in _blocks(decoder, family):
+        if is_behind:
+            norms = _norms_behind(layer, block)
+        else:
+            norms = _norms_apart(layer, block, mlp_block) if family.separate_mlps else _norms(layer, block, tensors)
+        for part, where in norms:
             found |= norm_weights(part, where)
-        if isinstance(mixer, ShortConv):
-            found |= short_convolution(mixer, block)
-        elif isinstance(mixer, DeltaNet):
-            found |= delta_net(mixer, block, tensors, interleaved_value_heads=family.interleaved_value_heads)
-        elif isinstance(mixer, Attention):
-            found |= _attention(mixer, block, family, tensors)
-        assert layer.mlp is not None, "no architecture that is read has layers without one"
-        found |= _mlp(layer.mlp, block, tensors) | layer_parts(layer, block)
+        found |= _mixer(layer.attention, block, family, tensors) | layer_parts(layer, block)
+        if layer.ssm is not None:
+            found |= mamba2(layer.ssm, block)
+        if layer.mlp is not None:
+            found |= _mlp(layer.mlp, mlp_block, tensors)
+        if layer.mlp_norm is not None and (bare := f"{block}.ffn_norm") in tensors:  # Falcon-H1's has no ".weight"
+            found[layer.mlp_norm.source] = TensorLocation(tensor=bare)
     return found
+
+
+def _blocks(decoder: Decoder, family: Family) -> Iterator[tuple[Layer, str, str]]:
+    """Each layer, the block of its mixer and that of its MLP."""
+    number = 0
+    for layer in decoder.layers:
+        mixer = number
+        number += family.separate_mlps and layer.mlp is not None
+        yield layer, f"blk.{mixer}", f"blk.{number}"
+        number += 1
+
+
+def _mixer(mixer: Mixer, block: str, family: Family, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
+    if isinstance(mixer, ShortConv):
+        return short_convolution(mixer, block)
+    if isinstance(mixer, Mamba2):
+        return mamba2(mixer, block)
+    if isinstance(mixer, DeltaNet):
+        return delta_net(mixer, block, tensors, interleaved_value_heads=family.interleaved_value_heads)
+    return _attention(mixer, block, family, tensors)
 
 
 def _last_norm(decoder: Decoder, tensors: Mapping[str, Placed]) -> str:
@@ -167,6 +191,12 @@ def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[
     yield layer.attention_post_norm, f"{block}.post_attention_norm"
     yield layer.mlp_norm, first if has_two else f"{block}.{before}"
     yield layer.mlp_post_norm, f"{block}.post_ffw_norm"
+
+
+def _norms_apart(layer: Layer, block: str, mlp_block: str) -> Iterator[tuple[Norm | None, str]]:
+    """Of layers whose MLP is a block of its own, with a norm as any block has."""
+    yield layer.attention_norm, f"{block}.attn_norm"
+    yield layer.mlp_norm, f"{mlp_block}.attn_norm"
 
 
 def _norms_behind(layer: Layer, block: str) -> Iterator[tuple[Norm | None, str]]:

@@ -1,6 +1,7 @@
-"""Where GGUF files have short convolutions and Gated DeltaNet.
+"""Where GGUF files have short convolutions, Gated DeltaNet and Mamba-2.
 
-Source: MODEL_TENSORS and TENSOR_NAMES in constants.py of the Python package gguf 0.19; llama.cpp's conversion/qwen.py.
+Source: MODEL_TENSORS and TENSOR_NAMES in constants.py of the Python package gguf 0.19; conversion/qwen.py and
+conversion/mamba.py of llama.cpp.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.export.gguf.tensor_location import (
+    Flat,
     PermutedColumns,
     RowRange,
     TensorLocation,
@@ -20,7 +22,7 @@ from embedllm.export.gguf.tensor_location import (
     norm_weights,
     permuted,
 )
-from embedllm.package.architecture import DeltaNet, Linear, ShortConv
+from embedllm.package.architecture import DeltaNet, Linear, Mamba2, ShortConv
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,6 +85,21 @@ def delta_net(
         before = np.arange(channels - mixer.v.rows)
         kernels = np.concatenate([before, len(before) + _interleaved(mixer, mixer.value_dim)])
     return found | {mixer.convolution: TensorLocation(tensor=f"{convolved}.weight", order=permuted(kernels))}
+
+
+def mamba2(mixer: Mamba2, block: str) -> dict[str, TensorLocation]:
+    """The locations of all its tensors. Some vectors are matrices of a row or a column."""
+    found, start = matrix(mixer.o, f"{block}.ssm_out"), 0
+    for linear in (mixer.z, mixer.x, mixer.b, mixer.c, mixer.step):
+        found |= matrix(linear, f"{block}.ssm_in", RowRange(start, linear.rows))
+        start += linear.rows
+    if mixer.norm is not None:
+        found[mixer.norm.source] = TensorLocation(tensor=f"{block}.ssm_norm.weight", order=Flat())
+    found[mixer.log_decay] = TensorLocation(tensor=f"{block}.ssm_a", order=Flat(), transform=log_of_negative)
+    found[mixer.skip] = TensorLocation(tensor=f"{block}.ssm_d", order=Flat())
+    found[mixer.step_bias] = TensorLocation(tensor=f"{block}.ssm_dt.bias")
+    found[mixer.convolution] = TensorLocation(tensor=f"{block}.ssm_conv1d.weight")
+    return found | {mixer.bias: TensorLocation(tensor=f"{block}.ssm_conv1d.bias")} if mixer.bias else found
 
 
 def _shared(

@@ -11,6 +11,9 @@ import pytest
 from PIL import Image
 
 from embedllm.export import convert
+from embedllm.export.gguf.encoders import ENCODERS
+from embedllm.export.gguf.families import FAMILIES
+from embedllm.export.gguf.types import READ, TYPES
 from tests.server.serving import serving
 from tests.support.encoder_folders import write_embedder, write_reranker
 from tests.support.peft_folders import write_demo_adapter
@@ -20,6 +23,17 @@ from tests.support.vision import chat_checkpoint
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+
+def test_what_is_read_of_gguf_is_listed_and_counted() -> None:
+    known = {**FAMILIES, **ENCODERS}
+    guide, changes = ((ROOT / page).read_text(encoding="utf-8") for page in ("docs/guide-gguf.md", "CHANGELOG.md"))
+    listed = guide.partition("## What is read")[2].partition("\n## ")[0]
+    assert [name for name in known if f"`{name}`" not in listed] == []
+    quantized = [kind for kind in TYPES.values() if kind.name in READ and kind.values > 1]
+    folded = " ".join(changes.split())
+    assert f"files of {len(known)} architectures" in folded
+    assert f"Quantized tensors of all {len(quantized)} types" in folded
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ def usual(config: dict[str, Any]) -> dict[str, Any]:
     found = {ours: config[theirs] for ours, theirs in GPT2_KEYS.items() if theirs in config}
     if found:
         found["intermediate_size"] = config["n_inner"] or 4 * config["n_embd"]
+    if "layers_block_type" in config:
+        found["num_hidden_layers"] = len(config["layers_block_type"])
     return {**found, **config}
 
 
@@ -155,6 +157,55 @@ def _qwen3_next(name: str, values: np.ndarray, config: Config) -> Tensors:
     return {name: values}
 
 
+def _mamba2(name: str, values: np.ndarray, config: Config) -> Tensors:
+    """Mamba2Model: vectors as matrices of a column, norms as those of a row for each group."""
+    groups = config.get("mamba_n_groups", config.get("n_groups", 1))
+    if name.endswith(".A_log"):
+        return {name: -np.exp(values).reshape(-1, 1)}
+    if name.endswith(".D"):
+        return {name: values.reshape(-1, 1)}
+    if name.endswith(".dt_bias"):
+        return {name.replace(".dt_bias", ".dt_proj.bias"): values}
+    if name.endswith(".conv1d.weight"):
+        return {name: values.squeeze(1)}
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        return {name: values.reshape(groups, -1)}
+    return {name: values}
+
+
+def _granite_hybrid(name: str, values: np.ndarray, config: Config) -> Tensors:
+    """Without experts, the shared one has the names of an MLP."""
+    if ".mamba." in name:
+        return _mamba2(name, values, config)
+    if not config["num_local_experts"] and ".shared_mlp.input_linear." in name:
+        return _halved(values, name, "mlp.gate_proj", "mlp.up_proj")
+    if not config["num_local_experts"]:
+        return {name.replace(".shared_mlp.output_linear.", ".mlp.down_proj."): values}
+    return _granite_moe(name, values, config)
+
+
+def _falcon_h1(name: str, values: np.ndarray, config: Config) -> Tensors:
+    """Tensors have the multipliers in them."""
+    read, (gate, down) = config["attention_in_multiplier"], config["mlp_multipliers"]
+    by = {"lm_head": config["lm_head_multiplier"], "embed_tokens": config["embedding_multiplier"], "q_proj": read,
+          "k_proj": read * config["key_multiplier"], "v_proj": read, "gate_proj": gate, "down_proj": down,
+          "o_proj": config["attention_out_multiplier"], "out_proj": config["ssm_out_multiplier"]}  # fmt: skip
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    if part == "in_proj":
+        inner, state = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        rows = np.repeat(config["ssm_multipliers"], [inner, inner, state, state, config["mamba_n_heads"]])
+        return {name: values * (config["ssm_in_multiplier"] * rows[:, None]).astype(np.float32)}
+    return _mamba2(name, values * np.float32(by.get(part, 1)), config)
+
+
+def _nemotron_h(name: str, values: np.ndarray, config: Config) -> Tensors:
+    if name.endswith("e_score_correction_bias"):
+        return _corrected(name, values, config)
+    if ".mixer.experts." in name:
+        return {name.replace("backbone.", "model.").replace(".mixer.experts.", ".mlp.experts."): values}
+    return _mamba2(name, values, config)
+
+
 def _gemma(name: str, values: np.ndarray, config: Config) -> Tensors:
     """Of Gemma 3n and 4: names without the end that all others have, and the scales of a mixture."""
     if ".router." in name and name.endswith("scale"):
@@ -168,6 +219,9 @@ def _gemma(name: str, values: np.ndarray, config: Config) -> Tensors:
 CHANGES: Mapping[str, Callable[[str, np.ndarray, Config], Tensors]] = {
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite_moe,
+    "granitehybrid": _granite_hybrid,
+    "falcon-h1": _falcon_h1,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron_h),
     "gpt2": _gpt2,
     "internlm2": _internlm2,
     **dict.fromkeys(("gemma3n", "gemma4"), _gemma),
@@ -198,6 +252,8 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
         return {"expert_used_count": config["moe_topk"][0], "expert_shared_count": 1}
     if name == "granitemoe":
         return {"expert_shared_feed_forward_length": config.get("shared_intermediate_size")}
+    if name in ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe"):
+        return _of_states(config, name)
     if name in ("qwen3next", "qwen35", "qwen35moe"):
         heads, every = config["linear_num_value_heads"], config["layer_types"].index("full_attention") + 1
         pairs = int(config["head_dim"] * rope["partial_rotary_factor"]) // 2
@@ -258,6 +314,45 @@ def _of_gemma(config: Config, name: str) -> dict[str, Any]:
 def full_head_dim(config: Config) -> int:
     """Of Gemma 4's layers without a window, the last of all among them."""
     return config["per_layer_config"][str(config["num_hidden_layers"] - 1)]["head_dim"]
+
+
+def _of_states(config: Config, name: str) -> dict[str, Any]:
+    """Of Mamba-2, and of blocks that are of one kind each."""
+    hidden, heads = config["hidden_size"], config.get("mamba_n_heads", config.get("mamba_num_heads"))
+    found = {
+        "ssm.conv_kernel": config.get("mamba_d_conv", config.get("conv_kernel")),
+        "ssm.state_size": config.get("mamba_d_state", config.get("ssm_state_size")),
+        "ssm.group_count": config.get("mamba_n_groups", config.get("n_groups")),
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": config.get("mamba_d_ssm", config.get("mamba_expand", 2) * hidden),
+    }
+    if name == "falcon-h1":
+        return {**found, "embedding_scale": None}
+    kv_heads, kinds = config["num_key_value_heads"], config.get("layers_block_type") or config["layer_types"]
+    found["attention.head_count_kv"] = [kv_heads * (kind in ("attention", "full_attention")) for kind in kinds]
+    if name == "granitehybrid":
+        found |= {} if config["num_local_experts"] else {"expert_count": None, "expert_used_count": None}
+        shared = config["shared_intermediate_size"]
+        return {**found, "expert_shared_feed_forward_length": shared, "rope.scaling.finetuned": False}
+    inner = config["moe_intermediate_size" if name == "nemotron_h_moe" else "intermediate_size"]
+    found |= {
+        "block_count": len(kinds),
+        "ssm.inner_size": heads * config["mamba_head_dim"],
+        "feed_forward_length": [inner * (kind in ("mlp", "moe")) for kind in kinds],
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+    }
+    if name == "nemotron_h":
+        return {**found, "expert_count": None, "expert_used_count": None, "expert_feed_forward_length": None}
+    return {
+        **found,
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_group_count": config["n_group"],
+    }
 
 
 def _of_convolutions(config: Config) -> dict[str, Any]:

@@ -24,6 +24,7 @@ TURNED = (
     "olmo",
     "granite",
     "granitemoe",
+    "granitehybrid",
     "smollm3",
     "arcee",
     "mistral3",
@@ -36,6 +37,7 @@ ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"
                  "hunyuan_v1_moe": "hunyuan-moe", "ministral3": "mistral3",
                  "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
                  "qwen3_5_moe_text": "qwen35moe",
+                 "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
                  "minimax_m2": "minimax-m2", "llama4_text": "llama4",
                  "gemma3n_text": "gemma3n", "gemma4_text": "gemma4"}  # fmt: skip
 
@@ -49,6 +51,8 @@ Change = Callable[[Tensors], Tensors]
 
 def name_of(config: Config) -> str:
     family = str(config["model_type"])
+    if family == "nemotron_h" and "moe" in config["layers_block_type"]:
+        return "nemotron_h_moe"
     return ARCHITECTURES.get(family, family)
 
 
@@ -83,7 +87,8 @@ def write_file(path: Path, name: str, said: Mapping[str, Any], tensors: Tensors,
         if value is not None:
             put(writer, key, value)
     for tensor, values in tensors.items():
-        is_matrix = values.ndim > 1 and not tensor.endswith(".bias")  # those of experts are one tensor
+        # biases of experts are one tensor, and weights of a norm that each group has
+        is_matrix = values.ndim > 1 and not tensor.endswith((".bias", ".ssm_norm.weight"))
         if is_matrix and kind != "F32" and (kind == "F16" or not values.shape[-1] % 32):
             quantized = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
             writer.add_tensor(tensor, quantized, raw_dtype=gguf.GGMLQuantizationType[kind])

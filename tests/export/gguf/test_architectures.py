@@ -64,6 +64,7 @@ def test_an_export_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "kind", "values"), [
     ("gpt_oss", "MXFP4", {}), ("deepseek_v2", "Q8_0", SIZES), ("granitemoeshared", "Q4_0", {}),
     ("qwen3_5_text", "Q4_1", {"linear_value_head_dim": 32}), ("qwen3_5_text", "Q8_0", {}), ("lfm2", "Q8_0", {}),
+    ("granitemoehybrid", "Q8_0", {}), ("nemotron_h experts", "Q8_0", {}), ("falcon_h1", "Q8_0", {}),
     ("gemma4_text", "Q8_0", {"hidden_size_per_layer_input": 32}), ("gemma3n_text", "Q8_0", {"laurel_rank": 32}),
 ])  # fmt: skip
 def test_blocks_are_carried_over(name: str, kind: str, values: Mapping[str, object], tmp_path: Path) -> None:
@@ -188,6 +189,9 @@ def test_what_files_say_in_other_words_is_that_family(
     ("gemma4_text", {"gemma4.attention.sliding_window_pattern": True}, UnsupportedModel, "the last is false"),
     ("gemma3n_text", {"gemma3n.activation_sparsity_scale": [1.0, 2.0]}, ExportError, "expected 4 numbers, one a layer"),
     ("gemma3n_text", {"gemma3n.altup.active_idx": 1}, UnsupportedModel, "altup_active_idx is not 0"),
+    ("nemotron_h experts", {"nemotron_h_moe.expert_group_count": 2}, UnsupportedModel, "how many of them take part"),
+    ("nemotron_h", {"nemotron_h.ssm.time_step_rank": 5}, ExportError, "'ssm.time_step_rank' is 5; .* have 4"),
+    ("falcon_h1 norm", {"falcon-h1.ssm.group_count": 1}, ExportError, "ssm_conv1d.weight' is"),
     ("deepseek_v2 lite", {"deepseek2.attention.kv_lora_rank": None}, ExportError, "has no 'attention.kv_lora_rank'"),
 ])  # fmt: skip
 def test_what_files_do_not_say_is_not_guessed(
@@ -209,6 +213,13 @@ def test_a_gemma_without_windows_turns_all_layers_alike(tmp_path: Path) -> None:
         assert len({layer.attention.rope for layer in found.layers if isinstance(layer.attention, Attention)}) == 1
 
 
+def test_a_falcon_h1_whose_head_is_its_embedding_is_refused(tmp_path: Path) -> None:
+    """The head of such a file is multiplied by what the embedding is."""
+    file = write_gguf(tmp_path / "m.gguf", checkpoint(tmp_path, "falcon_h1", tie_word_embeddings=True))
+    with pytest.raises(UnsupportedModel, match="whose head is its embedding"):
+        GgufSource(file)
+
+
 def test_half_of_the_factors_of_a_rotation_are_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "hf", "phi3 longrope")
 
@@ -226,7 +237,7 @@ def test_groups_of_experts_that_a_file_does_not_say_are_not_guessed(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("falcon-h1", "'falcon-h1', which is not read: it has layers of a state space model"),
+    ("mamba2", "'mamba2', which is not read: it has layers of a state space model"),
     ("qwen4", "'qwen4', which is not read from GGUF. Known: llama.* The nearest is"),
 ])  # fmt: skip
 def test_an_architecture_that_is_not_read_is_named(name: str, message: str, tmp_path: Path) -> None:

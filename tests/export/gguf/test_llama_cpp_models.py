@@ -30,6 +30,12 @@ LIMITS = {"gemma3n_text": SPARSE, "qwen3_5_moe_text": RECURRENT}
 # what src/models/gemma3n.cpp takes for granted: 20 layers with a KV cache, 10 of all with sparse MLPs
 SIZES: dict[str, dict[str, object]] = {
     "qwen3_5_moe_text": {"linear_value_head_dim": 16, "num_experts_per_tok": 4},  # the size of keys; no near ties
+    # src/models/mamba-base.cpp: values of all heads a multiple of groups times hidden size, and a bias of convolutions
+    "granitemoehybrid dense": {"mamba_conv_bias": True, "shared_intermediate_size": 96},  # that of the other MLPs, too
+    "nemotron_h": {"mamba_num_heads": 8},
+    "nemotron_h experts": {"mamba_num_heads": 8},
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_d_head": 32, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5},
+    "falcon_h1 norm": {"mamba_conv_bias": True, "mamba_d_ssm": 128, "mamba_d_head": 32, "embedding_multiplier": 2.0},
     "gemma3n_text": {
         "num_hidden_layers": 22,
         "layer_types": [*(["sliding_attention"] * 4 + ["full_attention"]) * 4, *["sliding_attention"] * 2],
@@ -59,6 +65,12 @@ def with_unused_keys(tensors: Tensors) -> Tensors:
         "minimax_m2",
         "llama4_text",
         "gemma3n_text",
+        "granitemoehybrid",
+        "granitemoehybrid dense",
+        "nemotron_h",
+        "nemotron_h experts",
+        "falcon_h1",
+        "falcon_h1 norm",
     ],
 )
 def test_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:

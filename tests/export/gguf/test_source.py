@@ -31,7 +31,11 @@ CASES: dict[str, dict[str, object]] = {
         "starcoder2", "olmo", "olmoe", "phi", "ernie4_5", "gpt_neox", "gpt_neox in turn", "nemotron", "granitemoe",
         "granitemoeshared", "gpt2", "internlm2", "deepseek_v2 lite", "glm4_moe", "glm", "jais2", "ministral3", "olmo3",
         "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax_m2",
-        "gemma3n_text", "gemma4_text")},
+        "gemma3n_text", "gemma4_text", "granitemoehybrid", "nemotron_h")},
+    "granitemoehybrid dense": {"position_embedding_type": "nope"},  # as all published models
+    "nemotron_h experts": {"n_group": 1, "topk_group": 1},
+    "falcon_h1": {"embedding_multiplier": 1.0, "lm_head_multiplier": 1.0},  # files have them in the tensors
+    "falcon_h1 norm": {"embedding_multiplier": 1.0, "lm_head_multiplier": 1.0, "tie_word_embeddings": False},
     "gemma4_text keys as values": {**KEYS_AS_VALUES, "num_kv_shared_layers": 0},
     "gemma4_text experts": {},
     "gpt_oss": {"swiglu_limit": 7.0},  # files say nothing of it
