@@ -119,7 +119,6 @@ def incompatible_option(recipe: Recipe, options: Mapping[str, object]) -> str:
 
 _BITS = 4  # unless a recipe says otherwise
 UNCALIBRATED = "search"  # the method of a model that cannot be run over a text layer by layer
-_REST = 16  # of what a source holds as floats beside pre-quantized matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Session
 from embedllm.backends.gpu.cuda import index_of, lock_of, start
-from embedllm.backends.gpu.io_binding_engine import CHUNK, HEAVY
+from embedllm.backends.gpu.io_binding_engine import CHUNK
 from embedllm.backends.gpu.recurrent_session import RecurrentSession
 from embedllm.backends.gpu.unbatched_session import Buffers
 from embedllm.backends.ort.runtime import (
+    HEAVY,
     check_assignments,
     device_errors,
     load_errors,

@@ -17,8 +17,8 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.directml_session import Buffers, DirectMLSession
-from embedllm.backends.gpu.io_binding_engine import HEAVY
 from embedllm.backends.ort.runtime import (
+    HEAVY,
     check_assignments,
     device_errors,
     first_line,

@@ -25,6 +25,7 @@ from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
 from embedllm.backends.ort.runtime import (
+    HEAVY,
     check_assignments,
     device_errors,
     load_errors,
@@ -45,9 +46,6 @@ _SHARE = 0.5  # of the memory that is free once the weights are there, for the K
 _TOKEN_BYTES = 8
 _CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
 _WARM_PROMPTS = (8, 32, 64, 96, 192, 384, 768)  # tokens, for which CUDA has different kernels to load
-# operators that do the work: none of them may be left to the CPU
-HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
-         "SkipSimplifiedLayerNormalization"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

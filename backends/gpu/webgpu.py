@@ -32,6 +32,7 @@ from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.gpu.webgpu_vision import with_plain_attention
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import (
+    HEAVY,
     check_assignments,
     device_errors,
     first_line,
@@ -57,9 +58,7 @@ CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"  # environment variable: "0" runs each step 
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
-# operators that do the work: none of them may be left to the CPU
-_HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "GatherBlockQuantized", "SimplifiedLayerNormalization",
-          "SkipSimplifiedLayerNormalization"}  # fmt: skip
+_HEAVY = HEAVY | {"GatherBlockQuantized"}
 _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (docs/webgpu.md#capture); captured ones
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
 _TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1

@@ -19,6 +19,9 @@ if not hasattr(ort, "InferenceSession"):  # a folder that one build left when it
     raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it again")
 
 RECORDS_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
+# operators of our graphs that do the work: none of them may be left to the CPU
+HEAVY = frozenset({"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
+                   "SkipSimplifiedLayerNormalization"})  # fmt: skip
 _FATAL = 4  # log severity
 _PLACE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z\[])")  # "/sources/file.cc:71 int f(const T&) What is wrong"
 

@@ -100,7 +100,7 @@ class Chunk:
     """What has become certain of calls, as they are written."""
 
 
-def _parted(chunk: Chunk, reader: ReplyReader) -> Chunk:
+def parted(chunk: Chunk, reader: ReplyReader) -> Chunk:
     """The chunk with its text as what it is."""
     parts = reader.push(chunk.text, chunk.finish_reason)
     if parts.text == chunk.text and not (parts.reasoning or parts.tool_calls or parts.call_deltas):

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from embedllm.errors import DeviceError
-from embedllm.generation.chunk import Chunk, Statistics, _parted
+from embedllm.generation.chunk import Chunk, Statistics, parted
 from embedllm.sampling.sampler import Sampler, check_logits, top_logprobs
 from embedllm.text.stream import StopStrings, TextStream
 from embedllm.tools.calls import ReplyReader
@@ -84,7 +84,7 @@ class Generation:
         self._count(1)
         chunk = Chunk(text=text, token=token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
                       stopped_by=by, statistics=self.statistics)  # fmt: skip
-        return chunk if self.reader is None else _parted(chunk, self.reader)
+        return chunk if self.reader is None else parted(chunk, self.reader)
 
     def clocked(self) -> _Clock:
         """Counts the time of the block, which is a feed or what proposes draft tokens."""
@@ -113,7 +113,7 @@ class Generation:
         text = self._rest()
         self._count(0)
         chunk = Chunk(text=text, token=None, logprob=None, finish_reason="cancelled", statistics=self.statistics)
-        return chunk if self.reader is None else _parted(chunk, self.reader)
+        return chunk if self.reader is None else parted(chunk, self.reader)
 
     def _finish(self, is_stop: bool, is_whole: bool, token: int) -> tuple[str, str | int | None]:
         """Why the reply is over, and what of."""

@@ -121,7 +121,7 @@ class Sampling:
         object.__setattr__(self, "bad_words", _words(self.bad_words))
         object.__setattr__(self, "dry_breakers", _texts("dry_breakers", self.dry_breakers))
         object.__setattr__(self, "processors", _functions(self.processors))
-        on = [step for step, is_on in _IS_ON.items() if is_on(self)]
+        on = [step for step, is_on in IS_ON.items() if is_on(self)]
         object.__setattr__(self, "order", _steps(self.order, on=on))
         drawn = tuple(step for step in self.order if step in on and step not in CHANGES)
         object.__setattr__(self, "draw_steps", drawn)
@@ -220,7 +220,7 @@ def _check(name: str, value: object, *, least: float, most: float, expected: str
         raise ValueError(f"{name} is {value!r}; expected {expected}")
 
 
-_IS_ON: dict[str, Callable[[Sampling], bool]] = {
+IS_ON: Mapping[str, Callable[[Sampling], bool]] = {
     "penalties": lambda options: (
         options.repetition_penalty != 1
         or options.presence_penalty != 0

@@ -35,7 +35,7 @@ from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.custom_processors import Processors
 from embedllm.sampling.dry import Dry
 from embedllm.sampling.mirostat import Mirostat
-from embedllm.sampling.options import _IS_ON, Sampling
+from embedllm.sampling.options import IS_ON, Sampling
 from embedllm.sampling.penalties import Penalties
 from embedllm.sampling.token_choice import choose
 from embedllm.types import Logits
@@ -92,7 +92,7 @@ class Sampler:
             "dry": lambda: Dry(sampling, prompt_tokens, decode=decode),
             "processors": lambda: Processors(sampling.processors, prompt_tokens),
         }
-        self._changes = [made[step]() for step in sampling.order if step in made and _IS_ON[step](sampling)]
+        self._changes = [made[step]() for step in sampling.order if step in made and IS_ON[step](sampling)]
         if min_tokens or sampling.no_repeat_ngram or sampling.bad_words:
             self._changes.append(BannedTokens(sampling, prompt_tokens, stop_tokens=stop_tokens, min_tokens=min_tokens))
         is_bare = not self._changes and constraint is None and self._mirostat is None

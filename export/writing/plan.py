@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from embedllm.errors import ExportError
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.openvino import model as openvino_model
-from embedllm.export.recipe import _REST, Recipe
+from embedllm.export.recipe import Recipe
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import (
@@ -22,6 +22,7 @@ from embedllm.package.tensors import (
     vision_runs,
 )
 
+_REST_BITS = 16  # of what a source holds as floats beside pre-quantized matrices
 _VISION_BITS = 8  # of a vision encoder's matrices, at least
 
 
@@ -106,7 +107,7 @@ def _passthrough(decoder: Decoder, recipe: Recipe, prequantized: Mapping[str, Pa
 
 
 def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing]) -> dict[str, Packing]:
-    bits = _REST if passthrough else recipe.body_bits
+    bits = _REST_BITS if passthrough else recipe.body_bits
     head_bits = bits if recipe.head_bits is None else recipe.head_bits
     embedding_bits = head_bits if recipe.embedding_bits is None else recipe.embedding_bits
     if decoder.tied and embedding_bits != head_bits:

@@ -279,6 +279,18 @@ def test_no_other_third_party_package_is_imported() -> None:
     assert roots - sys.stdlib_module_names == {"embedllm", *HOMES}
 
 
+def test_no_private_name_is_imported_from_another_module() -> None:
+    found = {
+        (module, f"{node.module}.{alias.name}")
+        for module, path in sources().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "embedllm"
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.endswith("__")
+    }
+    assert {(module, name) for module, name in found if name not in sources()} == set()  # modules may be called so
+
+
 def test_what_embedllm_loads_at_once_has_no_third_party_package() -> None:
     reached, waiting = set(), ["embedllm"]
     while waiting:
