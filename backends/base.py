@@ -130,6 +130,18 @@ class MovesState(Protocol):
 
 
 @runtime_checkable
+class PlacesImages(Protocol):
+    """A session in which positions depend on the images among its tokens (M-RoPE: embedllm/backends/mrope.py)."""
+
+    def put_images(self, place: int, tokens: Sequence[int]) -> None:
+        """Says which tokens the KV from that place on is of; to be called after import_state().
+
+        Raises ValueError for ids of an image that is not there.
+        """
+        ...
+
+
+@runtime_checkable
 class MovesStored(Protocol):
     """A session whose KV can be taken out as it is stored, which is less work, and often less memory, than floats.
 
@@ -248,6 +260,11 @@ class ImageInput(Protocol):
     @property
     def tokens(self) -> int:
         """How many placeholder tokens stand for it in a prompt, those of all its tiles."""
+        ...
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of its tokens, for models with M-RoPE; None where they have no such order."""
         ...
 
     @property

@@ -57,6 +57,11 @@ def place_images(tokens: Sequence[int], images: Sequence[ImageInput], image_toke
     return [next(rest) if token == image_token else token for token in tokens]
 
 
+def place_in_image(token: int) -> int:
+    """Which row of its image's features an id stands for."""
+    return token - _first(token)
+
+
 def without_images(tokens: Sequence[int]) -> Sequence[int]:
     """The tokens of a prompt that are text."""
     return tokens if max(tokens, default=0) < FIRST_ID else [token for token in tokens if token < FIRST_ID]
@@ -93,6 +98,19 @@ class ImageFeatures:
             return token - first < features.tokens
         image = self._images.get(first)
         return image is not None and token - first < image.tokens
+
+    def grid(self, token: int) -> tuple[int, int]:
+        """Rows and columns of the image that an id is of.
+
+        Raises ValueError for one that is not there, or whose features have no grid.
+        """
+        first = _first(token)
+        grid = self._features[first].grid if first in self._features else None
+        if grid is None and (image := self._images.get(first)) is not None:
+            grid = image.grid
+        if grid is None:
+            raise ValueError(IMAGE_IS_GONE)
+        return grid
 
     def take(self, tokens: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> WithImages | None:
         """What a graph takes for tokens with ids of images among them; None: all are text. Otherwise as rows()."""
@@ -146,7 +164,7 @@ class ImageFeatures:
         image = self._images.get(first)
         if image is None:
             raise ValueError(IMAGE_IS_GONE)
-        return _Features(image.tokens, image.pixel_values)
+        return _Features(image.tokens, image.pixel_values, image.grid)
 
     def _make_room(self) -> None:
         while len(self._features) > 1 and sum(one.bytes for one in self._features.values()) > self._budget_bytes:
@@ -156,8 +174,9 @@ class ImageFeatures:
 class _Features:
     """The features of an image, as far as its tiles were encoded."""
 
-    def __init__(self, tokens: int, pixels: F32) -> None:
+    def __init__(self, tokens: int, pixels: F32, grid: tuple[int, int] | None) -> None:
         self.tokens = tokens
+        self.grid = grid
         self.done = 0  # rows
         self.rows: F32 | None = None  # [tokens, hidden]
         self.pixels: F32 | None = pixels  # of all tiles, until the last one is encoded

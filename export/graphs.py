@@ -22,13 +22,14 @@ from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture import Decoder, DynamicVision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
     FLOAT32,
     OPENVINO,
     VARIANTS,
+    VISION_ON_GPU,
     VISION_OPENVINO,
     VISION_VARIANTS,
     GraphVariant,
@@ -46,6 +47,7 @@ _OF_VISION = (
     *(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VISION_VARIANTS),
     Graph(file=openvino_vision.FILE, variant=VISION_OPENVINO, activations="float32"),
 )
+_NAMES_ON_GPU = {variant.name for variant in VISION_ON_GPU.values()}
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _GRAPHS = (*_OF_TEXT, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
@@ -129,6 +131,8 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
 def _unsupported(variant_name: str, decoder: Decoder) -> str:
     """Why a model cannot have a variant; empty when it can."""
     if variant_name in _NAMES_OF_VISION:
+        if isinstance(decoder.vision, DynamicVision) and variant_name in _NAMES_ON_GPU:
+            return "GPUs take no images of any size"
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
     return next(
         (variant.unsupported(decoder) for variant in (*VARIANTS, *CALIBRATED) if variant.name == variant_name), ""

@@ -15,6 +15,7 @@ from embedllm.errors import DeviceError, ExportError
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.files.safetensors_header import read_header
+from embedllm.package.architecture import DynamicVision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, VISION_OPENVINO, VISION_VARIANTS, WASM
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
@@ -115,17 +116,19 @@ def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) 
 class _Seen:
     """A tile of noise, and what the reference makes of it."""
 
-    tile: F32  # [1, 3, S, S]
-    features: F32  # [tokens of a tile, hidden]
+    tile: F32  # [1, 3, height, width]
+    features: F32  # [tokens of a tile, the decoder's image_width]
 
 
 def _see_noise(engine: ReferenceEngine) -> _Seen:
-    from embedllm.backends.reference.vision import ReferenceVision
+    from embedllm.backends.reference.vision import open_vision
 
     vision = engine.decoder.vision
     assert vision is not None
-    tile = np.random.default_rng(_SEED).standard_normal((1, 3, vision.image_size, vision.image_size)).astype(np.float32)
-    return _Seen(tile, ReferenceVision(engine).encode(tile))
+    is_dynamic = isinstance(vision, DynamicVision)  # then of an odd size, of a few windows
+    sides = (7 * vision.factor, 9 * vision.factor) if is_dynamic else (vision.image_size, vision.image_size)
+    tile = np.random.default_rng(_SEED).standard_normal((1, 3, *sides)).astype(np.float32)
+    return _Seen(tile, open_vision(engine).encode(tile))
 
 
 def _measure_vision(package: Package, graph: Graph, seen: _Seen) -> dict[str, object]:

@@ -57,6 +57,9 @@ def open_images(
     """
     if package.decoder.vision is None:
         return None, None
+    if package.decoder.rope.mrope is not None:
+        reason = "positions of its images (M-RoPE) are computed on other devices only"
+        return None, Unsupported(reason, "use the device 'cpu' or 'openvino'")
     variant = VISION_ON_GPU[graph.variant]
     lacking = [] if FEATURES in {one.name for one in session.get_overridable_initializers()} else [graph.variant]
     lacking += [] if package.graph(variant.name) else [variant.name]

@@ -12,6 +12,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Device, Interrupted
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures
+from embedllm.backends.mrope import ImagePlaces, open_places
 from embedllm.backends.openvino.logits_slice import cut, cut_before_head
 from embedllm.backends.openvino.lora import add_adapters, set_adapter
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
@@ -131,15 +132,23 @@ class OvEngine:
         return StatefulSession(self, session) if state_shapes(self.package.architecture) else session  # type: ignore[return-value]  # a Session, too
 
     def inputs(
-        self, tokens: Sequence[int], start: int, logits_from: int, is_stopped: Callable[[], bool] = lambda: False
+        self,
+        tokens: Sequence[int],
+        start: int,
+        logits_from: int,
+        is_stopped: Callable[[], bool] = lambda: False,
+        places: ImagePlaces | None = None,
     ) -> dict[str, np.ndarray]:
-        """Of a step; a model of another exporter may take fewer. is_stopped: as ImageFeatures.take() has it."""
+        """Of a step; a model of another exporter may take fewer. is_stopped: as ImageFeatures.take() has it.
+
+        places: of the images of the sequence.
+        """
         if self.images is None:
             return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
         found, decoder = self.images.take(tokens, is_stopped), self.package.decoder
-        if found is None:
-            return _inputs(tokens, start, logits_from) | image_inputs(decoder, None, ())
-        return _inputs(found.tokens.tolist(), start, logits_from) | image_inputs(decoder, found.features, found.places)
+        ids = tokens if found is None else found.tokens.tolist()
+        images = image_inputs(decoder, found, [(places, start, start + len(tokens))])
+        return _inputs(ids, start, logits_from) | images
 
     def settle(self, cancelled: tuple[int, int]) -> None:
         """To be called when a step was cancelled; its tokens, and what would have been held.
@@ -170,6 +179,7 @@ class OvSession:
     def __init__(self, engine: OvEngine) -> None:
         self.position = 0
         self._engine = engine
+        self._places = None if engine.images is None else open_places(engine.package.decoder, engine.images)
         self._context = engine.context
         self._model = engine.package.architecture
         self._kv = kv_shapes(self._model)
@@ -196,8 +206,14 @@ class OvSession:
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         self.position = position
+        if self._places is not None:
+            self._places.rewind(position)
         if not position:
             self._cut()  # gives the memory back
+
+    def put_images(self, place: int, tokens: Sequence[int]) -> None:
+        if self._places is not None:
+            self._places.put(place, tokens)
 
     def adapt(self, adapter: Adapter | None) -> None:
         check_change(adapter, self.position, can=self._engine.adapts)
@@ -271,7 +287,9 @@ class OvSession:
         self._was_cancelled = False
         self._is_running = True
         try:
-            request.start_async(self._engine.inputs(tokens, self.position, logits_from, lambda: self._stopping))
+            self.put_images(self.position, tokens)
+            inputs = self._engine.inputs(tokens, self.position, logits_from, lambda: self._stopping, self._places)
+            request.start_async(inputs)
             if self._stopping:  # asked for before there was anything to cancel
                 self._was_cancelled = True
                 request.cancel()

@@ -15,6 +15,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures
+from embedllm.backends.mrope import open_places
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
 from embedllm.backends.openvino.logits_slice import cut
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
@@ -145,9 +146,11 @@ class PagedEngine:
         found = self.images.take(
             [token for _, tokens in feeds for token in tokens], lambda: all(session.is_stopping for session, _ in feeds)
         )
-        if found is None:
-            return inputs | image_inputs(self.package.decoder, None, ())
-        return {**inputs, "input_ids": found.tokens} | image_inputs(self.package.decoder, found.features, found.places)
+        for session, tokens in feeds:
+            session.put_images(session.position, tokens)
+        spans = [(session.places, session.position, session.position + len(tokens)) for session, tokens in feeds]
+        ids = {} if found is None else {"input_ids": found.tokens}
+        return {**inputs, **ids, **image_inputs(self.package.decoder, found, spans)}
 
     def close(self) -> None:
         if self.images is not None:
@@ -169,6 +172,7 @@ class PagedSession:
         self.is_stopping = False
         self._engine = engine
         self._decoder = engine.package.decoder
+        self.places = open_places(self._decoder, engine.images)
         self._blocks: list[int] = []
         self._is_closed = False
 
@@ -195,8 +199,14 @@ class PagedSession:
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         self.position = position
+        if self.places is not None:
+            self.places.rewind(position)
         if not position:
             self._give_back()
+
+    def put_images(self, place: int, tokens: Sequence[int]) -> None:
+        if self.places is not None:
+            self.places.put(place, tokens)
 
     def adapt(self, adapter: Adapter | None) -> None:
         check_change(adapter, self.position, can=False)

@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.images import check_tile
+from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.openvino.runtime import as_device_error, core, ov
 from embedllm.errors import DeviceError
-from embedllm.package.graph_variants import VISION_OPENVINO
+from embedllm.package.architecture import DynamicVision
+from embedllm.package.graph_variants import OPENVINO_OUTPUT, VISION_OPENVINO
+from embedllm.package.tensors import ROPE_TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from embedllm.backends.images import WithImages
+    from embedllm.backends.mrope import ImagePlaces
     from embedllm.package.architecture import Decoder
     from embedllm.package.package import Package
     from embedllm.types import F32
 
 op = ov.opset13
-IMAGE_INPUTS = ("image_features", "image_positions")
+MOVED = "rope_positions"
+IMAGE_INPUTS = ("image_features", "image_positions", MOVED, *ROPE_TABLES)
 # what a decoder's first layer is given, by the first of these layers that the model has
 _EMBEDDED = ("embedding.normed", "embedding.with_positions", "embedding.multiplied", "embedding.columns", "embedding")
 
@@ -40,41 +45,87 @@ class OvVision:
         path = package.folder / graph.file
         with as_device_error(f"cannot load '{path}' on {target}"):
             model = core().read_model(path, package.weights)
-            model.reshape({"pixel_values": [1, 3, vision.image_size, vision.image_size]})
+            if not isinstance(vision, DynamicVision):
+                model.reshape({"pixel_values": [1, 3, vision.image_size, vision.image_size]})
             self._request = core().compile_model(model, target, dict(properties)).create_infer_request()
 
     def encode(self, pixel_values: F32) -> F32:
-        tile = check_tile(self._vision, pixel_values)
+        inputs = encoder_inputs(self._vision, pixel_values)
         with as_device_error("failed on an image"):
-            self._request.infer({"pixel_values": tile})
+            self._request.infer(inputs)
             return self._request.get_output_tensor(0).data[0].astype(np.float32)  # a copy
 
 
 def add_images(model: ov.Model, decoder: Decoder) -> None:
-    """Adds the inputs `image_features` [rows, hidden] and `image_positions` [rows], places among all tokens of a run.
+    """Adds the inputs `image_features` [rows, width] and `image_positions` [rows], places among all tokens of a run.
 
-    Not in the file, because openvino-genai takes four inputs and no more. Raises RuntimeError.
+    For M-RoPE also `rope.cos` and `rope.sin` [moved, rotated / 2], and `rope_positions` [moved], the places of tokens
+    whose rows of the rotary tables these are. Not in the file, because openvino-genai takes four inputs and no more.
+    Raises RuntimeError.
     """
     named = {node.get_friendly_name(): node for node in model.get_ops()}
     node = next((named[name] for name in _EMBEDDED if name in named), None)
     if node is None:
         raise RuntimeError("the model has no layer 'embedding'")
-    features = op.parameter([-1, decoder.hidden], ov.Type.f32, name="image_features")
-    positions = op.parameter([-1], ov.Type.i64, name="image_positions")
-    for parameter, name in zip((features, positions), IMAGE_INPUTS, strict=True):
-        parameter.output(0).set_names({name})
+    hidden = decoder.hidden
+    features = _input(model, "image_features", [-1, decoder.image_width], ov.Type.f32)
+    positions = _input(model, "image_positions", [-1], ov.Type.i64)
+    parts = op.split(features, op.constant(1, ov.Type.i64), decoder.image_width // hidden).outputs()
+    _put_rows(node, hidden, _replaced_rows(positions, parts[0]))
+    for index, more in enumerate(parts[1:]):  # DeepStack
+        _put_rows(named[OPENVINO_OUTPUT.format(index)], hidden, _added_rows(positions, more))
+    if decoder.rope.mrope is not None:
+        moved = _input(model, MOVED, [-1], ov.Type.i64)
+        width = decoder.rope.rotary_dim // 2
+        for name in ROPE_TABLES:
+            rows = _input(model, name, [-1, width], ov.Type.f32)
+            _put_rows(named[f"{name}.rows"], width, _replaced_rows(moved, rows))
+
+
+def image_inputs(
+    decoder: Decoder, found: WithImages | None, feeds: Sequence[tuple[ImagePlaces | None, int, int]]
+) -> dict[str, np.ndarray]:
+    """Those inputs. found: None where all tokens are text. feeds: of each sequence its images, and its new places."""
+    features = np.zeros((0, decoder.image_width), np.float32) if found is None else found.features
+    places = np.array(found.places if found else (), np.int64)
+    inputs = {"image_features": features, "image_positions": places}
+    if decoder.rope.mrope is None:
+        return inputs
+    empty = np.zeros((0, decoder.rope.rotary_dim // 2), np.float32)
+    moved, rows = [np.zeros(0, np.int64)], [(empty, empty)]
+    before = 0
+    for images, start, stop in feeds:
+        if images:
+            moved.append(np.arange(before, before + stop - start))
+            rows.append(images.rope_rows(start, stop))
+        before += stop - start
+    tables = (np.concatenate(each) for each in zip(*rows, strict=True))
+    return {**inputs, MOVED: np.concatenate(moved), **dict(zip(ROPE_TABLES, tables, strict=True))}
+
+
+def _input(model: ov.Model, name: str, shape: list[int], kind: ov.Type) -> ov.Node:
+    parameter = op.parameter(shape, kind, name=name)
+    parameter.output(0).set_names({name})
+    model.add_parameters([parameter])
+    return parameter
+
+
+def _put_rows(node: ov.Node, width: int, put: Callable[[ov.Node], ov.Node]) -> None:
+    """Lets all that reads a node's [..., width] read what `put` makes of its rows."""
     readers = node.output(0).get_target_inputs()
-    flat = op.reshape(node, op.constant([-1, decoder.hidden], ov.Type.i64), special_zero=False)
-    placed = op.scatter_update(flat, positions, features, op.constant(0, ov.Type.i64))
-    whole = op.reshape(placed, op.shape_of(node), special_zero=False)
+    flat = op.reshape(node, op.constant([-1, width], ov.Type.i64), special_zero=False)
+    whole = op.reshape(put(flat), op.shape_of(node), special_zero=False)
     for reader in readers:
         reader.replace_source_output(whole.output(0))
-    model.add_parameters([features, positions])
-    model.validate_nodes_and_infer_types()
 
 
-def image_inputs(decoder: Decoder, features: F32 | None, places: Sequence[int]) -> dict[str, np.ndarray]:
-    """Those inputs; features: None where all tokens are text."""
-    if features is None:
-        features = np.zeros((0, decoder.hidden), np.float32)
-    return {"image_features": features, "image_positions": np.array(places, np.int64)}
+def _replaced_rows(places: ov.Node, rows: ov.Node | ov.Output) -> Callable[[ov.Node], ov.Node]:
+    return lambda flat: op.scatter_update(flat, places, rows, _rows())
+
+
+def _added_rows(places: ov.Node, rows: ov.Output) -> Callable[[ov.Node], ov.Node]:
+    return lambda flat: op.scatter_update(flat, places, op.add(op.gather(flat, places, _rows()), rows), _rows())
+
+
+def _rows() -> ov.Node:
+    return op.constant(0, ov.Type.i64)

@@ -186,13 +186,14 @@ class OrtEngine:
         return StatefulSession(self, session) if self.package.decoder.is_recurrent else session  # type: ignore[return-value]  # a Session, too
 
     def run_batch(self, rows: Sequence[BatchRow]) -> list[Logits]:
-        """As RunsBatches; sessions with different adapters are fed by a run for each adapter."""
+        """As RunsBatches; sessions with different adapters are fed by a run for each, and so are those with images."""
         by_adapter: dict[int, dict[OrtSession, int]] = {}
         for row in rows:
             session = cast("OrtSession", row.session)
             session.check(row.tokens)
             (token,) = row.tokens
-            by_adapter.setdefault(id(session.adapter), {})[session] = token
+            alike = session if session.has_own_positions else session.adapter
+            by_adapter.setdefault(id(alike), {})[session] = token
         positions = {session: session.position for group in by_adapter.values() for session in group}
         logits: dict[Session, Logits] = {}
         try:

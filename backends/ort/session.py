@@ -10,11 +10,13 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.lora import factors
+from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.recurrent_state import HostStateMemory, States
 from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
+from embedllm.package.tensors import ROPE_TABLES
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class OrtSession:
         self._only_last = engine.only_last
         self._images = engine.images
         self._seen: list[ort.OrtValue] = []  # inputs of the images in a run, which the binding may not hold
+        self._places = open_places(self._decoder, engine.images)
+        self._rope: list[NDArray[np.float32]] = []  # tables of its own, where an image has moved positions
         self.kv = engine.empty_kv()
         self.retention = WindowedKvRetention(engine.windows)
         self._was_many = False  # the last feed: a prompt
@@ -142,6 +146,8 @@ class OrtSession:
                 "the tokens from there on again."
             )
         self.position = position
+        if self._places is not None:
+            self._places.rewind(position)
         self.retention.rewind(position)
         if not position:
             self._states.reset()
@@ -194,6 +200,15 @@ class OrtSession:
             for part, values in zip(("key", "value"), pair, strict=True):
                 self.kv[f"{index}.{part}"][0, :, self.position : end] = values
         self.position = end
+
+    @property
+    def has_own_positions(self) -> bool:
+        """Whether an image has moved its positions: then it steps in a run of its own, with tables of its own."""
+        return bool(self._places)
+
+    def put_images(self, place: int, tokens: Sequence[int]) -> None:
+        if self._places is not None:
+            self._places.put(place, tokens)
 
     def adapt(self, adapter: Adapter | None) -> None:
         check_change(adapter, self.position, can=self._adapts)
@@ -250,6 +265,10 @@ class OrtSession:
         assert self._binding is not None  # checked
         end = self.position + len(tokens)
         self._reserve(end)
+        self.put_images(self.position, tokens)
+        if self._rope and not self._places:
+            self._rope = []
+            self._unbind()  # from the tables
         binding = self._binding
         if not self._is_bound:
             bind_kv(binding, self.kv)
@@ -262,8 +281,22 @@ class OrtSession:
             # and kept by us: the binding of older versions (1.24 to 1.27) leaves it to be freed before the run
             self._first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
             binding.bind_ortvalue_input("logits_from", self._first)
+        if self._places:
+            self._bind_tables(end)
         self._states.bind(binding)
         return binding
+
+    def _bind_tables(self, end: int) -> None:
+        """Rotary tables of this sequence, of which a run reads the rows of its own tokens only."""
+        assert self._places is not None
+        assert self._binding is not None
+        rows = self._places.rope_rows(self.position, end)
+        if not self._rope or len(self._rope[0]) < end:
+            self._rope = [np.empty((self.capacity, each.shape[1]), np.float32) for each in rows]
+        for table, new in zip(self._rope, rows, strict=True):
+            table[self.position : end] = new
+        for name, table in zip(ROPE_TABLES, self._rope, strict=True):
+            self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(table))
 
     def _bind_images(self, tokens: Sequence[int]) -> Sequence[int] | NDArray[np.int64]:
         """Binds the features of the images among the tokens, or none; the ids that the graph takes."""
@@ -272,8 +305,8 @@ class OrtSession:
         found = self._images.take(tokens, lambda: self.is_stopping)
         if found is None and not self._seen:
             return tokens
-        hidden = self._decoder.hidden
-        features = np.zeros((0, hidden), np.float32) if found is None else found.features
+        width = self._decoder.image_width
+        features = np.zeros((0, width), np.float32) if found is None else found.features
         places = np.array([(0, place) for place in (found.places if found else ())], np.int64).reshape(-1, 2)
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (features, places)]
         for name, value in zip(("image_features", "image_positions"), values, strict=True):

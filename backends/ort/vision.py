@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.images import check_tile
+from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.ort.runtime import first_line, load_errors, ort
 from embedllm.errors import DeviceError
 from embedllm.package.graph_variants import VISION
@@ -48,10 +48,11 @@ class OrtVision:
             self._session = start(os.fspath(path))
 
     def encode(self, pixel_values: F32) -> F32:
-        tile = check_tile(self._vision, pixel_values).astype(self._dtype, copy=False)
+        inputs = encoder_inputs(self._vision, pixel_values)
+        inputs["pixel_values"] = inputs["pixel_values"].astype(self._dtype, copy=False)
         try:
             with self._lock:
-                found = self._session.run(["image_features"], {"pixel_values": tile}, self._options)[0]
+                found = self._session.run(["image_features"], inputs, self._options)[0]
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed on an image: {first_line(error)}") from error
         return np.asarray(found)[0].astype(np.float32, copy=False)

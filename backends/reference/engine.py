@@ -14,8 +14,9 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import check_change, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures, images_of
+from embedllm.backends.mrope import open_places
 from embedllm.backends.reference.layers import Layers
-from embedllm.backends.reference.vision import ReferenceVision
+from embedllm.backends.reference.vision import open_vision
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import PackageError
 from embedllm.files.safetensors_header import TensorFile, read_header
@@ -52,7 +53,7 @@ class ReferenceEngine:
         self.remedy = LARGER_EXPORT
         self.images: ImageFeatures | None = None
         if self.decoder.vision is not None:
-            self.images = ImageFeatures(lambda: ReferenceVision(self))
+            self.images = ImageFeatures(lambda: open_vision(self))
         self._packing = packings(package.manifest)
         self._matrices: dict[str, F32] | None = {} if parameters(self.decoder) < _KEPT else None
 
@@ -122,6 +123,7 @@ class ReferenceSession(Layers):
         super().__init__(engine)
         self._engine = engine
         self._images = images_of(engine)
+        self._places = open_places(engine.decoder, self._images)
 
     def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         return NumpyLogits(self._step(tokens, only_last=True)[-1])
@@ -158,6 +160,20 @@ class ReferenceSession(Layers):
     def close(self) -> None:
         self.rewind(0)
 
+    def rewind(self, position: int) -> None:
+        super().rewind(position)
+        if self._places is not None:
+            self._places.rewind(position)
+
+    def put_images(self, place: int, tokens: Sequence[int]) -> None:
+        if self._places is not None:
+            self._places.put(place, tokens)
+
+    def _rope_rows(self, rope: int, count: int) -> tuple[F32, F32]:
+        if not self._places:
+            return super()._rope_rows(rope, count)
+        return self._places.rope_rows(self.position, self.position + count)
+
     def _step(self, tokens: Sequence[int], only_last: bool) -> F32:
         engine, decoder = self._engine, self._engine.decoder
         check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT,
@@ -166,13 +182,16 @@ class ReferenceSession(Layers):
         rows = engine.rows(decoder.embedding, tokens if seen is None else seen.tokens.tolist())
         x = self._embedded(rows, self.position)  # [T, hidden]
         if seen is not None:
-            x[seen.places] = seen.features
+            x[seen.places] = seen.features[:, : decoder.hidden]
+        self.put_images(self.position, tokens)
         if decoder.per_layer_embedding is not None:
             table = decoder.per_layer_embedding.table
             self._set_per_layer_inputs(x, engine.rows(table, [token if token < table.rows else 0 for token in tokens]))
         x = self._begun(x)
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x)
+            if seen is not None and (index + 1) * decoder.hidden < seen.features.shape[1]:  # DeepStack
+                x[seen.places] += seen.features[:, (index + 1) * decoder.hidden : (index + 2) * decoder.hidden]
         self.position += len(tokens)
         self.capacity = self.position
         x = self._ended(x[-1:] if only_last else x)

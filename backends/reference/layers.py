@@ -333,11 +333,16 @@ class Layers:
         """Dimension i of the first half is rotated with dimension i of the second half."""
         if rope is None:
             return x
-        here = slice(self.position, self.position + x.shape[1])
-        cos, sin = (self._weights.tensor(rope_name(rope, part))[here] for part in ("cos", "sin"))
+        cos, sin = self._rope_rows(rope, x.shape[1])
         rotated = self._weights.decoder.ropes[rope].rotary_dim
         first, second, rest = np.split(x, [rotated // 2, rotated], axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+    def _rope_rows(self, rope: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin of the next tokens, [count, rotated / 2] each."""
+        here = slice(self.position, self.position + count)
+        cos, sin = (self._weights.tensor(rope_name(rope, part))[here] for part in ("cos", "sin"))
+        return cos, sin
 
     def _mlp(self, mlp: Mlp, x: F32) -> F32:
         bent = self._linear(x, mlp.up if mlp.gate is None else mlp.gate)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.images import check_tile
+from embedllm.backends.reference.dynamic_vision import ReferenceDynamicVision
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.math import softmax
+from embedllm.package.architecture import DynamicVision, Vision
 from embedllm.package.tensors import PATCHES
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import VisionEncoder
     from embedllm.backends.reference.layers import Weights
-    from embedllm.package.architecture import Attention, Vision
+    from embedllm.package.architecture import Attention
     from embedllm.types import F32
 
 
@@ -23,8 +26,8 @@ class ReferenceVision(Layers):
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         vision = weights.decoder.vision
-        assert vision is not None
-        self._vision: Vision = vision
+        assert isinstance(vision, Vision)
+        self._vision = vision
 
     def encode(self, pixel_values: F32) -> F32:
         vision, weights = self._vision, self._weights
@@ -43,3 +46,9 @@ class ReferenceVision(Layers):
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))
         return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+
+def open_vision(weights: Weights) -> VisionEncoder:
+    """The vision encoder of a folder."""
+    is_dynamic = isinstance(weights.decoder.vision, DynamicVision)
+    return ReferenceDynamicVision(weights) if is_dynamic else ReferenceVision(weights)

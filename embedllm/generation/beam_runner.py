@@ -175,8 +175,7 @@ class BeamRunner:
         held = copy.truncate_to_prefix(tokens)
         missing = tokens[held:-1]
         if missing and isinstance(parent.session, MovesState) and isinstance(copy.session, MovesState):
-            copy.session.import_state(exported(parent.session, held, len(tokens) - 1))
-            copy.tokens += missing
+            copy.append(tokens, exported(parent.session, held, len(tokens) - 1))
         elif missing:
             yield from self._fed(copy, missing)
         return copy

@@ -15,7 +15,7 @@ from embedllm.errors import TemplateError
 from embedllm.generation.options import Speculate
 from embedllm.generation.request import Request
 from embedllm.images.parts import has_images
-from embedllm.package.architecture import Decoder, Vision
+from embedllm.package.architecture import Decoder, DynamicVision, Vision
 from embedllm.package.lora.adapter import Adapters, present
 from embedllm.package.package import Package
 from embedllm.sampling.bans import spelled
@@ -198,7 +198,7 @@ class RequestBuilder:
         return found
 
     @property
-    def _vision(self) -> Vision | None:
+    def _vision(self) -> Vision | DynamicVision | None:
         architecture = self._package.architecture
         return architecture.vision if isinstance(architecture, Decoder) else None
 

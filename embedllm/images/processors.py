@@ -1,7 +1,8 @@
 """Image processors: how an image of any size becomes the tiles that a vision encoder reads, and the text of a prompt.
 
-A row of PROCESSORS makes each from the folder's settings. The results equal those of the processors of the same names
-in transformers 5.23 (tests/images/test_processors.py), whose rules of sizes these are.
+A row of a table below makes each from the folder's settings; of images that keep their size dynamic_size.py does. The
+results equal those of the processors of the same names in transformers 5.23 (tests/images/test_processors.py), whose
+rules of sizes these are.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.errors import PackageError
+from embedllm.images.dynamic_size import open_dynamic_size
 from embedllm.images.settings import Pixels, Settings, read_settings
-from embedllm.package.architecture import Vision
+from embedllm.package.architecture import DynamicVision, Vision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,6 +40,10 @@ class Processor(Protocol):
 
     def token_count(self, width: int, height: int) -> int:
         """How many rows of features an image of this size has."""
+        ...
+
+    def grid(self, width: int, height: int) -> tuple[int, int] | None:
+        """Rows and columns of those rows of features; None for tiles, whose features have no one grid."""
         ...
 
     def pixel_values(self, image: Image) -> F32:
@@ -74,6 +80,9 @@ class TilingProcessor:
     def token_count(self, width: int, height: int) -> int:
         rows, columns = self._grid(width, height)
         return (rows * columns + 1) * self.tile_tokens
+
+    def grid(self, width: int, height: int) -> None:
+        return None
 
     def pixel_values(self, image: Image) -> F32:
         import numpy as np
@@ -146,6 +155,9 @@ class FixedSizeProcessor:
     def token_count(self, width: int, height: int) -> int:
         return self.tile_tokens
 
+    def grid(self, width: int, height: int) -> None:
+        return None
+
     def pixel_values(self, image: Image) -> F32:
         return self.pixels.normalized(self.pixels.resized(image, self.tile, self.tile))[None]
 
@@ -192,19 +204,21 @@ def _fixed_size(settings: Settings, vision: Vision, named: Mapping[str, str]) ->
     )
 
 
-_Opener = Callable[[Settings, Vision, Mapping[str, str]], Processor]
-PROCESSORS: dict[str, _Opener] = {  # by the name in transformers
+# by the name in transformers
+PROCESSORS: dict[str, Callable[[Settings, Vision, Mapping[str, str]], Processor]] = {
     "Idefics3Processor": _tiling,
     "SmolVLMProcessor": _tiling,
     "Gemma3Processor": _fixed_size,
 }
+DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, str]], Processor]] = dict.fromkeys(
+    ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size
+)
 
 
-def open_processor(folder: Path, vision: Vision, named: Mapping[str, str]) -> Processor:
+def open_processor(folder: Path, vision: Vision | DynamicVision, named: Mapping[str, str]) -> Processor:
     """The image processor of a folder. named: special tokens by role, which tokenizer_config.json has.
 
-    Raises PackageError where there is none, where it is not one of PROCESSORS, and where it and the vision encoder
-    disagree.
+    Raises PackageError where there is none, where it is not one for such a vision encoder, and where both disagree.
     """
     settings = read_settings(folder)
     if settings is None:
@@ -212,10 +226,14 @@ def open_processor(folder: Path, vision: Vision, named: Mapping[str, str]) -> Pr
             f"'{folder}' has a vision encoder and no preprocessor_config.json, which says how images are resized; copy "
             "it from the checkpoint."
         )
-    if settings.processor not in PROCESSORS:
-        known = ", ".join(sorted(PROCESSORS))
-        raise PackageError(f"'{folder}' has the image processor '{settings.processor}'; known are {known}.")
-    return PROCESSORS[settings.processor](settings, vision, named)
+    known, name = DYNAMIC_PROCESSORS if isinstance(vision, DynamicVision) else PROCESSORS, settings.processor
+    if name not in known:
+        raise PackageError(
+            f"'{folder}' has the image processor '{name}'; known for its vision encoder are {', '.join(sorted(known))}."
+        )
+    if isinstance(vision, DynamicVision):
+        return DYNAMIC_PROCESSORS[name](settings, vision, named)
+    return PROCESSORS[name](settings, vision, named)
 
 
 def _check_tile(settings: Settings, tile: int, vision: Vision) -> None:

@@ -35,6 +35,10 @@ class PreparedImage:
         return self.processor.token_count(self.source.width, self.source.height)
 
     @property
+    def grid(self) -> tuple[int, int] | None:
+        return self.processor.grid(self.source.width, self.source.height)
+
+    @property
     def pixel_values(self) -> F32:
         return self.processor.pixel_values(self.source.decode())
 

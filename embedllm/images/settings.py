@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeGuard
@@ -86,6 +86,15 @@ class Settings:
             self._fail(name, f"sides of 1 to {_MOST_PIXELS} pixels")
         return found
 
+    def pixel_counts(self, name: str) -> dict[str, int]:
+        """An object of numbers of pixels, such as {"shortest_edge": 3136, "longest_edge": 12845056}."""
+        value = self.values.get(name)
+        counts = value if isinstance(value, dict) else {}
+        found = {key: count for key, count in counts.items() if _is_whole(count) and 1 <= count <= _MOST_PIXELS**2}
+        if value is not None and (not found or len(found) < len(counts)):
+            self._fail(name, f"numbers of pixels, 1 to {_MOST_PIXELS**2}")
+        return found
+
     def count(self, name: str, default: int) -> int:
         value = self.values.get(name)
         if value is None:
@@ -94,7 +103,9 @@ class Settings:
             self._fail(name, "a whole number, 1 or more")
         return value
 
-    def pixels(self, *, resample: int, usual_mean: float, usual_std: float) -> Pixels:
+    def pixels(
+        self, *, resample: int, usual_mean: float | Sequence[float], usual_std: float | Sequence[float]
+    ) -> Pixels:
         """The defaults are those of the processor in transformers; mean and std of values from 0 to 1."""
         kernel = self.values.get("resample")
         if kernel is None:
@@ -110,11 +121,11 @@ class Settings:
         mean, std = (tuple(one / factor for one in values) for values in (means, stds))
         return Pixels(resample=kernel, mean=mean, std=std)
 
-    def _numbers(self, name: str, default: float, count: int) -> tuple[float, ...]:
-        value = self.values.get(name)
+    def _numbers(self, name: str, default: float | Sequence[float], count: int) -> tuple[float, ...]:
+        value: object = self.values.get(name)
         if value is None:
             value = default
-        values = value if isinstance(value, list) else [value] * count
+        values = value if isinstance(value, list | tuple) else [value] * count
         found = tuple(float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool))
         if not len(found) == count == len(values):
             self._fail(name, f"{count} numbers")

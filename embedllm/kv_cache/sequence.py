@@ -14,6 +14,7 @@ from embedllm.backends.base import (
     Interrupted,
     Interruptible,
     MovesState,
+    PlacesImages,
     ReadsPrompts,
     RunsBatches,
     TakesAdapters,
@@ -248,7 +249,10 @@ class CachedSequence:
         if self.is_ended:
             raise Interrupted
         self.session.import_state(state)
-        self.tokens += prompt[len(self.tokens) : self.session.position]
+        added = prompt[len(self.tokens) : self.session.position]
+        if isinstance(self.session, PlacesImages):
+            self.session.put_images(len(self.tokens), added)
+        self.tokens += added
 
     def _make_room(self, count: int) -> None:
         """Applies the context shift when that many more tokens do not fit."""

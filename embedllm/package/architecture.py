@@ -76,12 +76,24 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mrope:
+    """Multimodal RoPE (M-RoPE; Qwen2-VL, Wang et al. 2024): tokens of images have a time, a row and a column.
+
+    Those of text have one position, as in RoPE. embedllm/backends/mrope.py says which.
+    """
+
+    sections: tuple[int, ...]  # pairs of dimensions that the time, the row and the column rotate
+    interleaved: bool = False  # time, row, column, time, ... as far as there are rows and columns; else one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Rotary position embedding."""
 
     base: float  # theta
     rotary_dim: int  # leading head dimensions that are rotated (partial rotary); the rest pass through
     scaling: RopeScaling | None = None
+    mrope: Mrope | None = None  # of a vision-language model whose images have rows and columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,6 +529,72 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PatchMerger:
+    """Patches of a square, row by row and side by side, as one row: down(gelu(up(norm(square))))."""
+
+    norm: Norm  # of each patch, or of all values of a square where its size says so
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepStack:
+    """Features of an earlier layer (DeepStack, Meng et al. 2024), added to the stream behind a layer of the decoder."""
+
+    layer: int  # of the encoder, whose output it reads; the place in the tuple is the layer of the decoder
+    merger: PatchMerger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicVision:
+    """A vision transformer of images of any size ("naive dynamic resolution", Qwen2-VL, Wang et al. 2024).
+
+    x = patches(image) + positions; layers with 2-D RoPE; merger. Rows of the result are side by side, [rows, hidden *
+    (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those of their window only.
+    2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its column.
+    """
+
+    image_token: int  # the placeholder that prompts have, once for each row
+    patch_size: int  # pixels; the side of a patch
+    temporal_patch_size: int  # images that a patch covers: the same one several times
+    merge_size: int  # patches along the side of a square that becomes a row
+    patches: str  # the source's convolution: [hidden, 3, temporal_patch_size, patch_size, patch_size]
+    patches_bias: bool
+    rope_base: float
+    # learned, of a square grid of patches, row by row; interpolated bilinearly, corners on corners
+    positions: Linear | None
+    layers: tuple[Layer, ...]
+    merger: PatchMerger
+    window: int = 0  # squares along the side of a window; 0: there are none
+    full_layers: tuple[int, ...] = ()  # with windows: layers whose patches see all others
+    deepstack: tuple[DeepStack, ...] = ()
+
+    @property
+    def hidden(self) -> int:
+        return self.layers[0].attention.o.rows
+
+    @property
+    def head_dim(self) -> int:
+        attention = self.layers[0].attention
+        assert isinstance(attention, Attention)
+        return attention.head_dim
+
+    @property
+    def factor(self) -> int:
+        """Pixels that the sides of an image are multiples of."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def mergers(self) -> tuple[PatchMerger, ...]:
+        """In the order of their features."""
+        return (self.merger, *(each.merger for each in self.deepstack))
+
+    def has_windows(self, index: int) -> bool:
+        """Whether patches in layer `index` see those of their window only."""
+        return self.window > 0 and index not in self.full_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """A whole model: embedding, layers, final norm, head."""
 
@@ -536,7 +614,7 @@ class Decoder:
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0  # final logit soft-capping: softcap * tanh(logit / softcap); 0: none
     encoder: Encoder | None = None  # an embedding or reranker model, which has no logits: its head is its embedding
-    vision: Vision | None = None  # of a vision-language model
+    vision: Vision | DynamicVision | None = None  # of a vision-language model
 
     @property
     def vocabulary(self) -> int:
@@ -545,6 +623,12 @@ class Decoder:
     @property
     def hidden(self) -> int:
         return self.embedding.columns
+
+    @property
+    def image_width(self) -> int:
+        """Values of the features of a row of an image: those of an embedding, and those of DeepStack behind them."""
+        deepstack = self.vision.deepstack if isinstance(self.vision, DynamicVision) else ()
+        return self.hidden * (1 + len(deepstack))
 
     @property
     def tied(self) -> bool:

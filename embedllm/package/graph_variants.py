@@ -40,6 +40,7 @@ class GraphVariant:
     # Split and Concat take the rows of hundreds of experts, most of which have none: WebGPU's Concat fails (1.32)
     splits_rows: bool = False
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
+    mrope: bool = False  # and rotary tables are, of sequences whose positions images have moved (M-RoPE)
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
     )
@@ -49,6 +50,10 @@ class GraphVariant:
         if self.float_matrices or (bits == 8 and zero_points % 2 and not self.odd_zero_points):
             return False
         return self.accuracy_level > 0 or bits in self.float_kernels
+
+    def takes_images(self, decoder: Decoder) -> bool:
+        """Whether its graph of a model has inputs for images."""
+        return decoder.vision is not None and self.images and (decoder.rope.mrope is None or self.mrope)
 
     def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
@@ -135,6 +140,7 @@ FLOAT32 = GraphVariant(
     chunks=True,
     recurrent=True,
     images=True,
+    mrope=True,
 )
 FLOAT16 = GraphVariant(
     name="generic-float16",

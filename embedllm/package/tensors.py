@@ -14,6 +14,7 @@ from embedllm.package.architecture import (
     Decoder,
     DeltaNet,
     DisentangledAttention,
+    DynamicVision,
     Layer,
     Linear,
     Mamba2,
@@ -115,14 +116,19 @@ def vision_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
     if decoder.vision is not None:
         for layer in decoder.vision.layers:
             yield from layer_runs(layer)
-        yield (decoder.vision.projector,)
+        if isinstance(decoder.vision, DynamicVision):
+            for merger in decoder.vision.mergers:
+                yield (merger.up,)
+                yield (merger.down,)
+        else:
+            yield (decoder.vision.projector,)
 
 
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:
     """Those that stay floats: learned positions, what chooses experts or weighs streams, an encoder's own."""
     if decoder.position_embeddings is not None:
         yield decoder.position_embeddings
-    if decoder.vision is not None:
+    if decoder.vision is not None and decoder.vision.positions is not None:
         yield decoder.vision.positions
     if decoder.encoder is not None:
         yield from (step.linear for step in decoder.encoder.dense)
@@ -184,7 +190,10 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     found += [decoder.norm, *(step.norm for step in (decoder.encoder.dense if decoder.encoder else ()))]
     if decoder.vision is not None:
         found += [norm for layer in decoder.vision.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        found.append(decoder.vision.norm)
+        if isinstance(decoder.vision, DynamicVision):
+            found += [merger.norm for merger in decoder.vision.mergers]
+        else:
+            found.append(decoder.vision.norm)
     yield from (norm for norm in found if norm is not None)
 
 
@@ -231,11 +240,14 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
         yield from _patch_vectors(decoder.vision)
 
 
-def _patch_vectors(vision: Vision) -> Iterator[Vector]:
+def _patch_vectors(vision: Vision | DynamicVision) -> Iterator[Vector]:
     """The convolution that makes patches, whose kernels are rows of `patch_size` values in the source."""
     source, size = vision.patches, vision.hidden * _CHANNELS * vision.patch_size**2
+    is_dynamic = isinstance(vision, DynamicVision)
+    size *= vision.temporal_patch_size if is_dynamic else 1
     yield Vector(name=f"{PATCHES}.weight", source=f"{source}.weight", size=size, width=vision.patch_size)
-    yield Vector(name=f"{PATCHES}.bias", source=f"{source}.bias", size=vision.hidden)
+    if not is_dynamic or vision.patches_bias:
+        yield Vector(name=f"{PATCHES}.bias", source=f"{source}.bias", size=vision.hidden)
 
 
 def scale_name(index: int) -> str:
@@ -305,6 +317,9 @@ def experts_bias_name(index: int) -> str:
 def rope_name(index: int, part: str) -> str:
     """Of the stored table of a rotation, by the number that Attention.rope has. part: "cos" or "sin"."""
     return f"rope.{part}" if index == 0 else f"rope.local.{part}"
+
+
+ROPE_TABLES = rope_name(0, "cos"), rope_name(0, "sin")  # of M-RoPE, which a graph has as inputs with defaults, too
 
 
 def parameters(decoder: Decoder | ExternalGraph) -> int:

@@ -1,4 +1,4 @@
-"""Qwen3-VL (30B-A3B, 235B-A22B): vision-language checkpoint; text decoder only, a mixture of experts."""
+"""Qwen3-VL (30B-A3B, 235B-A22B): vision-language model; 2-D RoPE, DeepStack, M-RoPE, a mixture of experts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.moe import Experts, is_sparse, mixture, stacked
 from embedllm.export.architectures._shared.parts import LLAMA, Parts
+from embedllm.export.architectures._shared.qwen_vision import QWEN3, with_vision
 from embedllm.export.architectures._shared.vision_language import text_of
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder, Moe
@@ -23,7 +24,7 @@ def describe(config: Config) -> Decoder:
         qk_norm="head",
         mixture=lambda parts, index: _mixture(parts) if is_sparse(text, index) else None,
     )
-    return describe_shaped(text, shape)
+    return with_vision(describe_shaped(text, shape), config, QWEN3, interleaved=True)
 
 
 def _mixture(parts: Parts) -> Moe:

@@ -41,7 +41,7 @@ from embedllm.package.architecture import (
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.recurrent_state import state_shapes
-from embedllm.package.tensors import scale_name
+from embedllm.package.tensors import ROPE_TABLES, scale_name
 from embedllm.package.wasm_floats import float_spans
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class _Emitter:
         self.mlps = Mlps(self.products)
         self.recurrent = Recurrent(self.products, self.norms, self.mlps)
         self.altup_streams = AltUpWriter(self.products, self.norms, self.mlps)
+        self.deepstack: list[str] = []  # features of images that are added behind the first layers, [images, hidden]
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
         graph = self.graph
@@ -116,6 +117,9 @@ class _Emitter:
                 hidden = self.select_positions(hidden, "streams") if is_last else hidden
                 continue
             hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
+            if index < len(self.deepstack):
+                places = [hidden, "image_positions", self.deepstack[index]]
+                hidden = graph.op("ScatterND", places, "deepstack", reduction="add")
             if layer.per_layer_input or layer.scale:
                 hidden, residual = (
                     self.with_per_layer_input(index, layer, self.total(hidden, residual), per_layer_inputs, is_last),
@@ -131,7 +135,7 @@ class _Emitter:
     def embedding(self, decoder: Decoder, positions: str) -> str:
         x = self.products.embedding(decoder.embedding)
         x = self.times(x, decoder.embedding_multiplier, "multiplied")
-        if decoder.vision is not None and self.variant.images:
+        if self.variant.takes_images(decoder):
             x = self.with_images(decoder, x)
         if decoder.position_embeddings is not None:
             table = self.graph.stored([f"{decoder.position_embeddings.name}.weight"])
@@ -142,9 +146,14 @@ class _Emitter:
     def with_images(self, decoder: Decoder, x: str) -> str:
         """The rows x [B, T, hidden], those of images in their places; none by default."""
         graph = self.graph
-        graph.default_array("image_features", np.zeros((0, decoder.hidden), graph.activations))
+        graph.default_array("image_features", np.zeros((0, decoder.image_width), graph.activations))
         graph.default_array("image_positions", np.zeros((0, 2), np.int64))
-        return graph.op("ScatterND", [x, "image_positions", "image_features"], "seen")
+        features = "image_features"
+        if count := decoder.image_width // decoder.hidden - 1:
+            features, *self.deepstack = (graph.named(f"features.{at}") for at in range(count + 1))
+            graph.node("Split", ["image_features"], [features, *self.deepstack], graph.named("features"), axis=-1,
+                       num_outputs=count + 1)  # fmt: skip
+        return graph.op("ScatterND", [x, "image_positions", features], "seen")
 
     def per_layer_inputs(self, decoder: Decoder, inputs: PerLayerEmbedding, x: str) -> str:
         """The per-layer embeddings of the tokens, [B, T, layers, size]."""
@@ -337,11 +346,14 @@ def _signature(
         ]
         selector = [_info("logits_at", integer, ["logits"])]
         logits_count, before = "logits", "capacity"
-    if decoder.vision is not None and variant.images:
+    if variant.takes_images(decoder):
         selector += [
-            _info("image_features", kind, ["images", decoder.hidden]),  # rows of all images in this run
+            _info("image_features", kind, ["images", decoder.image_width]),  # rows of all images in this run
             _info("image_positions", integer, ["images", 2]),  # of each the sequence and the place in it
         ]
+        if decoder.rope.mrope is not None:  # the rows of a sequence's tokens, by their places
+            rope_shape = ["places", decoder.rope.rotary_dim // 2]
+            selector += [_info(name, TensorProto.FLOAT, rope_shape) for name in ROPE_TABLES]
     outputs = [_info("logits", kind, ["batch", logits_count, decoder.vocabulary])]
     for number, attention in enumerate(decoder.kv_attentions):
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):

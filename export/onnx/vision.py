@@ -1,7 +1,7 @@
 """A vision encoder and its projector -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors.
 
 Input: pixel_values [tiles, 3, S, S]. Output: image_features [tiles, rows of a tile, the decoder's hidden]. The names
-are onnxruntime-genai's.
+are onnxruntime-genai's. Of images of any size: dynamic_vision.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import onnx
 from onnx import helper
 
 from embedllm.export.layout import Layout
+from embedllm.export.onnx import dynamic_vision
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Decoder, Layer, Norm, Vision
+from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Norm, Vision
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import PATCHES
@@ -26,6 +27,8 @@ from embedllm.package.tensors import PATCHES
 def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], variant: GraphVariant) -> onnx.ModelProto:
     """The graph of a decoder's vision encoder. packing: by the name of the matrix."""
     assert decoder.vision is not None
+    if isinstance(decoder.vision, DynamicVision):
+        return dynamic_vision.build(decoder, decoder.vision, layout, packing, variant)
     return _Emitter(decoder.vision, Graph(layout, variant.activations), packing, variant).model(decoder)
 
 

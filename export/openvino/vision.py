@@ -1,6 +1,7 @@
 """A vision encoder and its projector -> an OpenVINO model whose weights lie in weights.safetensors.
 
-Input and output are those of export/onnx/vision.py. The file's name is optimum-intel's.
+Input and output are those of export/onnx/vision.py. The file's name is optimum-intel's. Of images of any size:
+dynamic_vision.py.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from embedllm.export.layout import VISION_CONSTANTS, Layout
+from embedllm.export.openvino import dynamic_vision
 from embedllm.export.openvino.elementwise import normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mlp
-from embedllm.package.architecture import Attention, Decoder, Layer, Mlp, Vision
+from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Mlp, Vision
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import PATCHES
 
@@ -33,6 +35,9 @@ def _written(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> Ir:
     vision = decoder.vision
     assert vision is not None
     products = Products(ir, packing)
+    if isinstance(vision, DynamicVision):
+        dynamic_vision.write(vision, products)
+        return ir
     x = _embedded(ir, vision)
     for index, layer in enumerate(vision.layers):
         ir.scope = f"vision.layers.{index}"

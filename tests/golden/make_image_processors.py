@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ SIZES = ((1, 1), (3, 40), (20, 40), (41, 17), (32, 32), (33, 32), (100, 75))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An image processor of a small model. settings: preprocessor_config.json. tile: pixels a side."""
+    """An image processor of a small model. settings: preprocessor_config.json. tile: pixels a side; 0: any."""
 
     processor: str
     settings: dict[str, Any]
@@ -33,6 +34,8 @@ class Case:
 _PIXELS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _SMOLVLM = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 32},
             "max_image_size": {"longest_edge": 16}, **_PIXELS}  # fmt: skip
+_QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
+         "min_pixels": 900, "max_pixels": 4000, "resample": 3, **_PIXELS}  # fmt: skip
 CASES = {
     "smolvlm": Case("SmolVLMProcessor", _SMOLVLM, 16),
     "smolvlm whole": Case("SmolVLMProcessor", {**_SMOLVLM, "do_image_splitting": False}, 16),
@@ -42,6 +45,8 @@ CASES = {
         {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 24, "width": 24}, "resample": 2, **_PIXELS},
         24,
     ),
+    "qwen": Case("Qwen2_5_VLProcessor", _QWEN, 0),
+    "qwen few pixels": Case("Qwen3VLProcessor", {**_QWEN, "min_pixels": 64, "max_pixels": 1000}, 0),
 }
 
 
@@ -55,13 +60,24 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.clip(np.asarray(coarse).astype(int) + fine, 0, 255).astype(np.uint8))
 
 
+def together(patches: np.ndarray, side: int, grid: Sequence[int]) -> np.ndarray:
+    """The pixels [3, height, width] of patches, squares of 2 by 2 one behind the other, each patch twice in time."""
+    _, rows, columns = grid
+    apart = patches.reshape(rows // 2, columns // 2, 2, 2, 3, 2, side, side)
+    assert np.array_equal(apart[:, :, :, :, :, 0], apart[:, :, :, :, :, 1])
+    return apart[:, :, :, :, :, 0].transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * side, columns * side)
+
+
 def record(case: Case) -> list[dict[str, object]]:
     import transformers
 
     processor = getattr(transformers, case.settings["image_processor_type"])(**case.settings)
     found: list[dict[str, object]] = []
     for size in SIZES:
-        values = np.asarray(processor([noise(*size)], return_tensors="np")["pixel_values"])
+        made = processor([noise(*size)], return_tensors="np")
+        values = np.asarray(made["pixel_values"])
+        if not case.tile:
+            values = together(values, case.settings["patch_size"], made["image_grid_thw"][0])
         values = np.rint((values.reshape(-1, *values.shape[-3:]) * 0.5 + 0.5) * 255).astype(np.uint8)
         packed = base64.b64encode(zlib.compress(values.tobytes(), 9)).decode()
         found.append({"size": size, "shape": values.shape, "levels": packed})

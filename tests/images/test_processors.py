@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from embedllm.errors import PackageError
 from embedllm.images.processors import Processor, open_processor
-from embedllm.package.architecture import Vision
-from tests.golden.make_image_processors import CASES, PATH, noise
+from embedllm.package.architecture import DynamicVision, Vision
+from tests.golden.make_image_processors import CASES, PATH, noise, together
+from tests.support.dynamic_vision import SQUARE, described
 
 FEW = 1e-3  # the part of the values that differ by more than a level
 
@@ -31,7 +33,20 @@ def opened(folder: Path, name: str) -> Processor:
     case = CASES[name]
     (folder / "preprocessor_config.json").write_text(json.dumps(case.settings))
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": case.processor}))
-    return open_processor(folder, cast("Vision", SimpleNamespace(image_size=case.tile, tile_tokens=4)), {})
+    tiled = cast("Vision", SimpleNamespace(image_size=case.tile, tile_tokens=4))
+    return open_processor(folder, tiled if case.tile else dynamic_vision(), {})
+
+
+def dynamic_vision() -> DynamicVision:
+    """An encoder of squares of 8 pixels; the processor reads nothing else of it."""
+    vision = described("qwen3_vl").vision
+    assert isinstance(vision, DynamicVision)
+    return vision
+
+
+def rows_of(name: str, pixels: np.ndarray) -> int:
+    """Rows of features that these pixels become."""
+    return 4 * len(pixels) if CASES[name].tile else pixels[0, 0].size // SQUARE**2
 
 
 def check_levels(found: np.ndarray, expected: np.ndarray, most: int) -> None:
@@ -57,7 +72,7 @@ def test_pixel_values_are_those_of_transformers(tmp_path: Path, name: str) -> No
         assert list(found.shape) == entry["shape"]
         expected = np.frombuffer(zlib.decompress(base64.b64decode(entry["levels"])), np.uint8).reshape(entry["shape"])
         check_levels(levels(found), expected, most=3)
-        assert processor.token_count(width, height) == 4 * len(found)
+        assert processor.token_count(width, height) == rows_of(name, found)
 
 
 @pytest.mark.slow  # imports transformers
@@ -76,9 +91,11 @@ def test_any_size_is_processed_as_transformers_does(tmp_path_factory: pytest.Tem
     @given(width=st.integers(1, 300), height=st.integers(1, 300))
     def check(width: int, height: int) -> None:
         image = noise(width, height)
-        values = theirs([image], return_tensors="np")["pixel_values"]
-        found = processor.pixel_values(image)
-        check_levels(levels(found), levels(np.asarray(values).reshape(found.shape)), most=3)
+        made = theirs([image], return_tensors="np")
+        values, found = np.asarray(made["pixel_values"]), processor.pixel_values(image)
+        if not case.tile:
+            values = together(values, case.settings["patch_size"], made["image_grid_thw"][0])
+        check_levels(levels(found), levels(values.reshape(found.shape)), most=3)
 
     check()
 
@@ -97,6 +114,36 @@ def test_the_text_of_an_image_is_that_of_transformers(tmp_path: Path) -> None:
 def test_the_text_of_gemma_3_is_that_of_transformers(tmp_path: Path) -> None:
     text = opened(tmp_path, "gemma 3").prompt_text(9, 9)
     assert text == f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"
+
+
+def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
+    processor = opened(tmp_path, "qwen")
+    assert processor.grid(40, 33) == (4, 5)
+    assert processor.prompt_text(40, 33) == 20 * "<|image_pad|>"
+    assert processor.grid(3, 3) == (4, 4)  # 900 pixels at least
+    assert processor.grid(400, 200) == (5, 11)  # 4,000 at most
+    with pytest.raises(ValueError, match="at most 200 times the shorter one"):
+        processor.token_count(201, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"patch_size": 14}, "'patch_size' is 14.*, and 4 in its vision encoder"),
+        ({"do_resize": False}, "do_resize false"),
+        ({"min_pixels": 5000}, "asks for 5000 pixels at least and 4000 at most"),
+        ({"max_pixels": True}, "'max_pixels' is"),
+        ({"size": {"shortest_edge": 0, "longest_edge": 10}}, "'size' is"),
+        ({"processor_class": "SmolVLMProcessor"}, "known for its vision encoder are Qwen2VLProcessor"),
+    ],
+)
+def test_settings_that_do_not_fit_an_encoder_of_any_size_are_refused(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    settings = {"processor_class": "Qwen3VLProcessor", **CASES["qwen"].settings, **change}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(PackageError, match=words):
+        open_processor(tmp_path, dynamic_vision(), {})
 
 
 def test_a_flat_image_stays_flat(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ class RandomSource:
         self.tensors: dict[str, F32] = {}
         for vector in vectors(decoder):
             about = 1 - vector.offset if vector.name.endswith("norm.weight") else 0
-            values = np.float32(about) + random.standard_normal(vector.size).astype(np.float32) / np.float32(10)
+            size = vector.size if vector.origin is None else vector.origin.rows
+            values = np.float32(about) + random.standard_normal(size).astype(np.float32) / np.float32(10)
             self.tensors[vector.source] = values.reshape(-1, vector.width) if vector.width > 1 else values
         found = [linear for layer in decoder.layers for linear in linears(layer)]
         found += [linear for run in vision_runs(decoder) for linear in run]
@@ -43,7 +44,8 @@ class RandomSource:
             *(() if decoder.tied else (decoder.head,)),
         ]
         for linear in found:
-            values = random.standard_normal((linear.rows, linear.columns)).astype(np.float32)
+            rows = linear.rows if linear.origin is None else linear.origin.rows
+            values = random.standard_normal((rows, linear.columns)).astype(np.float32)
             self.tensors[f"{linear.source}.weight"] = values / np.float32(linear.columns**0.5)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:

@@ -147,6 +147,15 @@ KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hi
 MROPE = {"rope_type": "default", "rope_theta": 2e4, "mrope_section": [2, 3, 3]}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
                "patch_size": 8, "num_position_embeddings": 16}  # fmt: skip
+# heads of 24 values; a square of 2 times 2 patches is 8 pixels a side, a window of 2 times 2 squares 16
+QWEN_TOKENS = {"image_token_id": 300, "vision_start_token_id": 301, "vision_end_token_id": 302,
+               "tie_word_embeddings": False}  # fmt: skip
+QWEN2_5_VISION = {"depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_heads": 2, "out_hidden_size": 64,
+                  "patch_size": 4, "initializer_range": 0.2, "window_size": 16,
+                  "fullatt_block_indexes": [1]}  # fmt: skip
+QWEN3_VISION = {"depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_heads": 2, "out_hidden_size": 64,
+                "patch_size": 4, "initializer_range": 0.2, "num_position_embeddings": 25,
+                "deepstack_visual_indexes": [0, 1]}  # fmt: skip
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
 SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -442,21 +451,26 @@ FAMILIES: dict[str, Case] = {
     "qwen3_5_moe": Case(family="qwen3_5_moe", config_class="Qwen3_5MoeConfig", rearranged=with_stacked_experts,
                         verified="the text decoder of a multimodal checkpoint; experts in two tensors",
                         values={"text_config": {**QWEN3_5, **QWEN_EXPERTS}, "vision_config": QWEN3_5_VISION}),
-    **{name: case(name, f"{names}Config", "the text decoder of a multimodal checkpoint, M-RoPE",
-                  tie_word_embeddings=False, text_config={**BASE, "rope_parameters": MROPE}, vision_config=QWEN_VISION)
-       for name, names in (("qwen2_vl", "Qwen2VL"), ("qwen3_vl", "Qwen3VL"))},
+    "qwen2_vl": case("qwen2_vl", "Qwen2VLConfig", "the text decoder of a multimodal checkpoint, M-RoPE",
+                     tie_word_embeddings=False, text_config={**BASE, "rope_parameters": MROPE},
+                     vision_config=QWEN_VISION),
+    "qwen3_vl": case("qwen3_vl", "Qwen3VLConfig", "decoder, vision encoder, M-RoPE in turns; several images of any "
+                     "size", text_config={**BASE, "num_hidden_layers": 3, "rope_parameters": MROPE},
+                     vision_config=QWEN3_VISION, **QWEN_TOKENS),
     "qwen2_5_vl": Case(family="qwen2_5_vl", config_class="Qwen2_5_VLConfig", rearranged=as_first_qwen_vl,
-                       verified="the text decoder of a multimodal checkpoint, which has no 'text_config', M-RoPE",
-                       values={"text_config": {**BASE, "rope_parameters": MROPE}, "vision_config": QWEN_VISION,
-                               "tie_word_embeddings": False}),
+                       verified="decoder, whose checkpoint has no 'text_config', vision encoder, M-RoPE; several "
+                       "images of any size",
+                       values={"text_config": {**BASE, "rope_parameters": MROPE}, "vision_config": QWEN2_5_VISION,
+                               **QWEN_TOKENS}),
     "minimax_m2": case("minimax_m2", "MiniMaxM2Config", "2 of 4 experts, score correction bias, q and k norms over all "
                        "heads, partial rotary embedding (50%)", num_local_experts=4, num_experts_per_tok=2,
                        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     "qwen3_vl_moe": Case(family="qwen3_vl_moe", config_class="Qwen3VLMoeConfig", rearranged=as_published_experts,
-                         verified="the text decoder of a multimodal checkpoint, M-RoPE; 2 of 4 experts in two tensors",
-                         values={"text_config": {**BASE, "rope_parameters": MROPE, **EXPERTS,
+                         verified="decoder of 2 of 4 experts in two tensors, vision encoder, M-RoPE; several images "
+                         "of any size",
+                         values={"text_config": {**BASE, "num_hidden_layers": 3, "rope_parameters": MROPE, **EXPERTS,
                                                  "moe_intermediate_size": 48},
-                                 "vision_config": QWEN_VISION, "tie_word_embeddings": False}),
+                                 "vision_config": QWEN3_VISION, **QWEN_TOKENS}),
     "llama4_text": case("llama4_text", "Llama4TextConfig", "chunked attention, a NoPE layer with attention "
                         "temperature, L2 norms of q and k, interleaved RoPE; 1 of 4 experts, whose input is scaled, "
                         "and a shared one; a dense layer", **LLAMA4),

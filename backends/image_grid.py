@@ -1,0 +1,104 @@
+"""What vision encoders are given beside pixels: of images of any size the order of patches, positions and windows.
+
+All by the size of the image; the names are those of the graphs' inputs (export/onnx/dynamic_vision.py).
+Source: vision_utils.py of transformers (5.23).
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.images import check_tile
+from embedllm.package.architecture import DynamicVision
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.package.architecture import Linear, Vision
+    from embedllm.types import F32
+
+PATCH_ORDER = "patch_order"  # [patches]: the place of each, row by row, in the order of the squares that are merged
+ROPE = ("rope_cos", "rope_sin")  # [patches, head_dim / 2]
+POSITIONS = ("position_rows", "position_weights")  # [4, patches], [4, patches, 1]: of learned positions
+WINDOWS = "window_patches"  # [windows, longest]: places of patches, in the order of squares; any behind a window's end
+WINDOW_MASK = "window_mask"  # [windows, longest]: 1 for patches, 0 behind a window's end
+WINDOW_PLACES = "window_places"  # [patches]: where each is among all windows, one behind the other
+
+
+def encoder_inputs(vision: Vision | DynamicVision, pixel_values: F32) -> dict[str, np.ndarray]:
+    """What a graph is given for the pixels of a tile, or of an image of any size, [1, 3, height, width].
+
+    Raises ValueError for another shape.
+    """
+    if not isinstance(vision, DynamicVision):
+        return {"pixel_values": check_tile(vision, pixel_values)}
+    shape, factor = pixel_values.shape, vision.factor
+    if len(shape) != 4 or shape[:2] != (1, 3) or not min(shape[2:]) or shape[2] % factor or shape[3] % factor:
+        raise ValueError(
+            f"the pixels of an image are {list(shape)}; expected [1, 3, height, width], of multiples of {factor}."
+        )
+    pixels = np.ascontiguousarray(pixel_values, np.float32)
+    return {"pixel_values": pixels, **_grid_inputs(vision, shape[2], shape[3])}
+
+
+def _grid_inputs(vision: DynamicVision, height: int, width: int) -> dict[str, np.ndarray]:
+    """The inputs beside the pixels, for an image of that size."""
+    rows, columns, merge = height // vision.patch_size, width // vision.patch_size, vision.merge_size
+    places = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
+    order = places.transpose(0, 2, 1, 3).reshape(-1)
+    row, column = np.divmod(order, columns)
+    inputs: dict[str, np.ndarray] = {PATCH_ORDER: order}
+    inputs |= zip(ROPE, _rotations(vision, row, column), strict=True)
+    if vision.positions is not None:
+        inputs |= zip(POSITIONS, _corners(vision.positions, (row, rows), (column, columns)), strict=True)
+    if vision.window:
+        inputs |= _windows(vision, rows // merge, columns // merge)
+    return inputs
+
+
+def _rotations(vision: DynamicVision, row: NDArray[np.int64], column: NDArray[np.int64]) -> tuple[F32, F32]:
+    """2-D RoPE: half of the pairs by the row, half by the column."""
+    half = vision.head_dim // 2
+    exponents = np.arange(0, half, 2, dtype=np.float32) / np.float32(half)
+    frequencies = (1 / np.power(np.float32(vision.rope_base), exponents)).astype(np.float32)
+    angles = np.concatenate([at.astype(np.float32)[:, None] * frequencies for at in (row, column)], axis=1)
+    return np.cos(angles), np.sin(angles)
+
+
+def _corners(
+    positions: Linear, rows: tuple[NDArray[np.int64], int], columns: tuple[NDArray[np.int64], int]
+) -> tuple[NDArray[np.int64], F32]:
+    """The four learned positions around each patch, and their weights: the grids lie corner on corner.
+
+    rows, columns: of the patches, and how many there are.
+    """
+    side = isqrt(positions.rows)
+    both: list[list[tuple[NDArray[np.int64], F32]]] = []
+    for at, count in (rows, columns):
+        exact = at.astype(np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
+        first = np.floor(exact).astype(np.int64)
+        share = (exact - first).astype(np.float32)
+        both.append([(first, 1 - share), (np.minimum(first + 1, side - 1), share)])
+    pairs = [(row, column) for row in both[0] for column in both[1]]
+    places = np.stack([row[0] * side + column[0] for row, column in pairs])
+    return places, np.stack([row[1] * column[1] for row, column in pairs])[..., None]
+
+
+def _windows(vision: DynamicVision, rows: int, columns: int) -> dict[str, np.ndarray]:
+    """rows, columns: of squares."""
+    side, square = vision.window, vision.merge_size**2
+    squares = np.arange(rows * columns).reshape(rows, columns)
+    parts = [squares[top : top + side, left : left + side].reshape(-1)
+             for top in range(0, rows, side) for left in range(0, columns, side)]  # fmt: skip
+    patches = [(part[:, None] * square + np.arange(square)).reshape(-1) for part in parts]
+    longest = max(map(len, patches))
+    windows, mask = (np.zeros((len(patches), longest), kind) for kind in (np.int64, np.int32))
+    places = np.empty(rows * columns * square, np.int64)
+    for number, part in enumerate(patches):
+        windows[number, : len(part)] = part
+        mask[number, : len(part)] = 1
+        places[part] = number * longest + np.arange(len(part))
+    return {WINDOWS: windows, WINDOW_MASK: mask, WINDOW_PLACES: places}

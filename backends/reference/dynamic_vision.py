@@ -1,0 +1,79 @@
+"""A vision encoder of images of any size in plain NumPy: what the graphs compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.image_grid import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOWS, encoder_inputs
+from embedllm.backends.reference.layers import Layers
+from embedllm.backends.reference.math import activated, softmax
+from embedllm.package.architecture import DynamicVision
+from embedllm.package.tensors import PATCHES
+
+if TYPE_CHECKING:
+    from embedllm.backends.reference.layers import Weights
+    from embedllm.package.architecture import Attention, PatchMerger
+    from embedllm.types import F32
+
+
+class ReferenceDynamicVision(Layers):
+    """Follows the mathematics of embedllm/package/architecture.py literally, in float32."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        vision = weights.decoder.vision
+        assert isinstance(vision, DynamicVision)
+        self._vision = vision
+        self._inputs: dict[str, np.ndarray] = {}  # of the image that is being encoded
+
+    def encode(self, pixel_values: F32) -> F32:
+        vision, inputs = self._vision, encoder_inputs(self._vision, pixel_values)
+        self._inputs = inputs
+        x = self._patches(inputs["pixel_values"][0])[inputs[PATCH_ORDER]]
+        if vision.positions is not None:
+            places, weights = (inputs[name] for name in POSITIONS)
+            x = x + (self._weights.tensor(f"{vision.positions.name}.weight")[places] * weights).sum(axis=0)
+        deepstack: dict[int, F32] = {}
+        for index, layer in enumerate(vision.layers):
+            x = self._layer(index, layer, x)
+            deepstack |= {
+                place: self._merged(each.merger, x)
+                for place, each in enumerate(vision.deepstack)
+                if each.layer == index
+            }
+        return np.concatenate([self._merged(vision.merger, x), *(deepstack[at] for at in sorted(deepstack))], axis=1)
+
+    def _patches(self, pixels: F32) -> F32:
+        """Row by row, [patches, hidden]: each as many times in time as the convolution has images."""
+        vision, side = self._vision, self._vision.patch_size
+        rows, columns = (length // side for length in pixels.shape[1:])
+        patches = pixels.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(rows * columns, 3, -1)
+        shape = vision.hidden, 3, vision.temporal_patch_size, side * side
+        kernel = self._weights.tensor(f"{PATCHES}.weight").reshape(shape).sum(axis=2)
+        x: F32 = patches.reshape(rows * columns, -1) @ kernel.reshape(vision.hidden, -1).T
+        return x + self._weights.tensor(f"{PATCHES}.bias") if vision.patches_bias else x
+
+    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
+        q, k = self._rotated(q, attention.rope), self._rotated(k, attention.rope)
+        scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))
+        if self._vision.has_windows(index):
+            window_of = np.empty(q.shape[1], np.int64)
+            for number, (patches, mask) in enumerate(
+                zip(self._inputs[WINDOWS], self._inputs[WINDOW_MASK], strict=True)
+            ):
+                window_of[patches[mask == 1]] = number
+            scores = np.where(window_of[:, None] == window_of, scores, -np.inf)
+        return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+    def _rotated(self, x: F32, rope: int | None) -> F32:
+        cos, sin = (self._inputs[name] for name in ROPE)
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _merged(self, merger: PatchMerger, x: F32) -> F32:
+        over_square = merger.norm.size == merger.up.columns
+        square = (x if over_square else self._norm(x, merger.norm)).reshape(-1, merger.up.columns)
+        square = self._norm(square, merger.norm) if over_square else square
+        return self._linear(activated(self._linear(square, merger.up), "gelu"), merger.down)

@@ -1,0 +1,189 @@
+"""The vision encoders of Qwen2.5-VL and Qwen3-VL: images of any size, 2-D RoPE, windows or DeepStack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isqrt
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import (
+    Attention,
+    Decoder,
+    DeepStack,
+    DynamicVision,
+    Layer,
+    Linear,
+    Mrope,
+    PatchMerger,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionShape:
+    """How the encoder of one family differs from that of another."""
+
+    source: str  # of the encoder in the checkpoint
+    names: Names
+    norm: NormKind
+    merger: tuple[str, str, str]  # its norm and matrices
+    defaults: dict[str, object]  # what a config that does not say it means
+    patches_bias: bool
+    window: bool = False  # layers attend in windows, except for 'fullatt_block_indexes'
+    positions: str = ""  # learned ones, in the checkpoint
+    deepstack: str = ""  # the mergers of DeepStack, in the checkpoint
+
+
+_SHARED: dict[str, object] = {"in_channels": 3, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+                              "num_heads": 16, "out_hidden_size": 3584}  # fmt: skip
+QWEN2_5 = VisionShape(
+    source="visual",
+    names=Names(
+        attention_norm="norm1", mlp_norm="norm2", qkv="attn.qkv", o="attn.proj", gate="mlp.gate_proj",
+        up="mlp.up_proj", down="mlp.down_proj",
+    ),
+    norm=NormKind(epsilon=1e-6),
+    merger=("ln_q", "mlp.0", "mlp.2"),
+    defaults={**_SHARED, "patch_size": 14, "depth": 32, "hidden_size": 3584, "intermediate_size": 3420,
+              "hidden_act": "silu", "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+    patches_bias=False,
+    window=True,
+)  # fmt: skip
+QWEN3 = VisionShape(
+    source="model.visual",
+    names=Names(
+        attention_norm="norm1", mlp_norm="norm2", qkv="attn.qkv", o="attn.proj", gate="", up="mlp.linear_fc1",
+        down="mlp.linear_fc2",
+    ),
+    norm=NormKind(kind="layer", bias=True, epsilon=1e-6),
+    merger=("norm", "linear_fc1", "linear_fc2"),
+    defaults={**_SHARED, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304,
+              "hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304,
+              "deepstack_visual_indexes": [8, 16, 24]},
+    patches_bias=True,
+    positions="pos_embed",
+    deepstack="deepstack_merger_list",
+)  # fmt: skip
+
+
+def with_vision(decoder: Decoder, config: Config, shape: VisionShape, *, interleaved: bool = False) -> Decoder:
+    """A text decoder with the encoder of a 'vision_config', where config.json has one.
+
+    interleaved: the sections of its M-RoPE are. Raises ExportError, UnsupportedModel.
+    """
+    vision = config.section("vision_config")
+    if vision is None:
+        return decoder
+    token = config.integer("image_token_id", 151655, least=0)
+    if token >= decoder.vocabulary:
+        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    seen = _described(vision.filled(shape.defaults), shape, decoder, token)
+    if len(seen.deepstack) >= len(decoder.layers):
+        raise UnsupportedModel(
+            f"deepstack_visual_indexes has {len(seen.deepstack)} layers; expected fewer than the "
+            f"{len(decoder.layers)} of the text model."
+        )
+    mrope = Mrope(sections=_sections(config, decoder), interleaved=interleaved)
+    return replace(decoder, vision=seen, rope=replace(decoder.rope, mrope=mrope))
+
+
+def _sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
+    """Of M-RoPE, under 'rope_parameters' or 'rope_scaling' of the text model."""
+    text = config.section("text_config") or config
+    for key in ("rope_parameters", "rope_scaling"):
+        section = text.section(key)
+        sections = section.integers("mrope_section") if section is not None else None
+        if sections is None:
+            continue
+        if len(sections) != 3 or min(sections) < 0 or sum(sections) != decoder.rope.rotary_dim // 2:
+            raise ExportError(
+                f"mrope_section is {sections}; expected three numbers whose sum is {decoder.rope.rotary_dim // 2}, "
+                "half of a head's rotated dimensions."
+            )
+        return tuple(sections)
+    raise ExportError(
+        "config.json has no 'mrope_section' under 'rope_parameters' or 'rope_scaling'; expected there how the text "
+        "model rotates the tokens of images."
+    )
+
+
+def _described(config: Config, shape: VisionShape, decoder: Decoder, token: int) -> DynamicVision:
+    named = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads"})
+    sizes = Sizes.of(named.replaced({"vocab_size": 1}))
+    merge, patch = config.integer("spatial_merge_size"), config.integer("patch_size")
+    for key, expected in (("in_channels", 3), ("out_hidden_size", decoder.hidden)):
+        if config.integer(key) != expected:
+            raise UnsupportedModel(f"{key} is {config.integer(key)} in vision_config; expected {expected}.")
+    if sizes.head_dim % 4:
+        raise UnsupportedModel(f"heads of the vision encoder have {sizes.head_dim} values; expected a multiple of 4.")
+    deepstack = config.integers("deepstack_visual_indexes") or [] if shape.deepstack else []
+    return DynamicVision(
+        image_token=token,
+        patch_size=patch,
+        temporal_patch_size=config.integer("temporal_patch_size"),
+        merge_size=merge,
+        patches=f"{shape.source}.patch_embed.proj",
+        patches_bias=shape.patches_bias,
+        rope_base=_rope_base(config),
+        positions=_positions(config, shape, sizes.hidden) if shape.positions else None,
+        layers=tuple(_layer(named, sizes, shape, index) for index in range(sizes.layers)),
+        merger=_merger(config, shape, sizes.hidden, decoder.hidden, "merger", "vision.merger"),
+        window=config.integer("window_size") // merge // patch if shape.window else 0,
+        full_layers=tuple(config.integers("fullatt_block_indexes") or ()) if shape.window else (),
+        deepstack=tuple(
+            DeepStack(
+                layer=layer,
+                merger=_merger(config, shape, sizes.hidden, decoder.hidden, f"{shape.deepstack}.{place}",
+                               f"vision.deepstack.{place}", over_square=True),
+            )
+            for place, layer in enumerate(deepstack) if 0 <= layer < sizes.layers
+        ),
+    )  # fmt: skip
+
+
+def _rope_base(config: Config) -> float:
+    section = config.section("rope_parameters")
+    return 10_000.0 if section is None else section.number("rope_theta", 10_000.0, above=1)
+
+
+def _positions(config: Config, shape: VisionShape, hidden: int) -> Linear:
+    rows = config.integer("num_position_embeddings")
+    if isqrt(rows) ** 2 != rows:
+        raise UnsupportedModel(f"num_position_embeddings is {rows}; expected a square number.")
+    return Linear(name="vision.positions", source=f"{shape.source}.{shape.positions}", rows=rows, columns=hidden)
+
+
+def _merger(
+    config: Config, shape: VisionShape, hidden: int, rows: int, where: str, name: str, *, over_square: bool = False
+) -> PatchMerger:
+    """over_square: its norm is over all values of a square, not of a patch."""
+    source, (norm, up, down) = f"{shape.source}.{where}", shape.merger
+    square = hidden * config.integer("spatial_merge_size") ** 2
+    size = square if over_square else hidden
+    return PatchMerger(
+        norm=shape.norm.named(config, f"{name}.norm", f"{source}.{norm}", size),
+        up=Linear(name=f"{name}.up", source=f"{source}.{up}", rows=square, columns=square, bias=True),
+        down=Linear(name=f"{name}.down", source=f"{source}.{down}", rows=rows, columns=square, bias=True),
+    )
+
+
+def _layer(config: Config, sizes: Sizes, shape: VisionShape, index: int) -> Layer:
+    names = shape.names
+    parts = Parts(config=config, sizes=sizes, names=names, norm_kind=shape.norm, transposed=False,
+                  name=f"vision.layers.{index}", source=f"{shape.source}.blocks.{index}")  # fmt: skip
+    q, k, v = parts.qkv(groups=1, bias=True, pairs=0)
+    return Layer(
+        attention_norm=parts.norm("attention_norm", names.attention_norm),
+        attention=Attention(
+            heads=sizes.heads,
+            kv_heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            q=q,
+            k=k,
+            v=v,
+            o=parts.linear("attention.o", names.o, sizes.hidden, sizes.hidden, bias=True),
+        ),
+        mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
+        mlp=parts.mlp(config.integer("intermediate_size"), activation(config), bias=True),
+    )

@@ -1,0 +1,150 @@
+"""A vision encoder of images of any size -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors.
+
+Inputs: pixel_values [1, 3, height, width], and those that backends/image_grid.py makes of the size. Output:
+image_features [1, rows, the decoder's image_width].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import TensorProto, helper
+
+from embedllm.backends.image_grid import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOW_PLACES, WINDOWS
+from embedllm.export.layout import Layout
+from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.onnx.linear import Products
+from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.norms import Norms
+from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Linear, Mlp, PatchMerger
+from embedllm.package.graph_variants import GraphVariant
+from embedllm.package.packing import Packing
+from embedllm.package.tensors import PATCHES
+
+
+def build(
+    decoder: Decoder,
+    vision: DynamicVision,
+    layout: Layout,
+    packing: Mapping[str, Packing],
+    variant: GraphVariant,
+) -> onnx.ModelProto:
+    """The graph of a decoder's vision encoder. packing: by the name of the matrix."""
+    return _Emitter(vision, Graph(layout, variant.activations), packing, variant).model(decoder)
+
+
+class _Emitter:
+    def __init__(
+        self, vision: DynamicVision, graph: Graph, packing: Mapping[str, Packing], variant: GraphVariant
+    ) -> None:
+        self.vision, self.graph = vision, graph
+        self.products = Products(graph, packing, variant)
+        self.norms, self.mlps = Norms(graph), Mlps(self.products)
+
+    def model(self, decoder: Decoder) -> onnx.ModelProto:
+        graph, vision = self.graph, self.vision
+        graph.scope = "vision"
+        x = self.embedded()
+        features: dict[int, str] = {}  # of DeepStack, by their place
+        for index, layer in enumerate(vision.layers):
+            graph.scope = f"vision.layers.{index}"
+            x = self.layer(index, layer, x)
+            for place, deepstack in enumerate(vision.deepstack):
+                if deepstack.layer == index:
+                    graph.scope = f"vision.deepstack.{place}"
+                    features[place] = self.merged(deepstack.merger, x)
+        graph.scope = "vision.merger"
+        if features:
+            parts = [self.merged(vision.merger, x), *(features[place] for place in sorted(features))]
+            graph.node("Concat", parts, ["image_features"], "image_features", axis=-1)
+        else:
+            self.merged(vision.merger, x, output="image_features")
+        kind = FLOAT_TYPES[graph.activations]
+        made = helper.make_tensor_value_info("image_features", kind, [1, "rows", decoder.image_width])
+        return graph.model(decoder.model_type, self.inputs(kind), [made])
+
+    def inputs(self, kind: int) -> list[onnx.ValueInfoProto]:
+        vision, half = self.vision, self.vision.head_dim // 2
+        found = [("pixel_values", kind, [1, 3, "height", "width"]), (PATCH_ORDER, TensorProto.INT64, ["patches"])]
+        found += [(name, kind, ["patches", half]) for name in ROPE]
+        if vision.positions is not None:
+            places, weights = POSITIONS
+            found += [(places, TensorProto.INT64, [4, "patches"]), (weights, kind, [4, "patches", 1])]
+        if vision.window:
+            found += [
+                (WINDOWS, TensorProto.INT64, ["windows", "longest"]),
+                (WINDOW_MASK, TensorProto.INT32, ["windows", "longest"]),
+                (WINDOW_PLACES, TensorProto.INT64, ["patches"]),
+            ]
+        return [helper.make_tensor_value_info(name, type_of, shape) for name, type_of, shape in found]
+
+    def embedded(self) -> str:
+        """Patches with their positions in the order of squares, [1, patches, hidden]."""
+        graph, vision = self.graph, self.vision
+        side, hidden = vision.patch_size, vision.hidden
+        shape = [hidden, 3, vision.temporal_patch_size, side, side]
+        kernels = graph.cast(graph.stored([f"{PATCHES}.weight"], shape=shape, name="vision.patches.kernel"))
+        # an image is as many equal ones in time as a patch has: their kernels are added
+        kernel = graph.op("ReduceSum", [kernels, graph.constant(2)], "kernel", keepdims=0)
+        bias = [graph.cast(graph.stored([f"{PATCHES}.bias"]))] if vision.patches_bias else []
+        grid = graph.op("Conv", ["pixel_values", kernel, *bias], "grid", strides=[side, side])
+        flat = graph.op("Reshape", [grid, graph.constant(0, 0, -1)], "grid.flat")
+        rows = graph.op("Transpose", [flat], "patches", perm=[0, 2, 1])
+        x = graph.op("Gather", [rows, PATCH_ORDER], "ordered", axis=1)
+        return x if vision.positions is None else graph.op("Add", [x, self.positions(vision.positions)], "placed")
+
+    def positions(self, positions: Linear) -> str:
+        """Learned ones, interpolated, [patches, hidden]."""
+        graph, (places, weights) = self.graph, POSITIONS
+        table = graph.cast(graph.stored([f"{positions.name}.weight"]))
+        corners = graph.op("Gather", [table, places], "corners", axis=0)
+        weighted = graph.op("Mul", [corners, weights], "corners.weighted")
+        return graph.op("ReduceSum", [weighted, graph.constant(0)], "positions", keepdims=0)
+
+    def layer(self, index: int, layer: Layer, x: str) -> str:
+        """The stream behind a layer."""
+        graph, attention = self.graph, layer.attention
+        assert isinstance(attention, Attention)
+        assert layer.attention_norm is not None
+        assert layer.mlp_norm is not None
+        assert isinstance(layer.mlp, Mlp)
+        context = self.context(index, attention, self.norms.plain(x, layer.attention_norm, "attention_norm"))
+        x = graph.op("Add", [x, self.products.linear(context, [attention.o], "o")], "attended.sum")
+        made = self.mlps.mlp(layer.mlp, self.norms.plain(x, layer.mlp_norm, "mlp_norm"))
+        return graph.op("Add", [x, made], "made.sum")
+
+    def context(self, index: int, attention: Attention, read: str) -> str:
+        """What the patches find, [1, patches, heads * D]."""
+        graph, parts = self.graph, [attention.q, attention.k, attention.v]
+        product = self.products.linear(read, parts, "qkv")
+        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
+        sizes = graph.constant(*(part.rows for part in parts))
+        graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+        # row 0 of the tables is of the first patch
+        q, k = (graph.op("RotaryEmbedding", [x, graph.constant(0), *ROPE], f"{x}.rotated", MICROSOFT) for x in (q, k))
+        inputs = [q, k, v]
+        if self.vision.has_windows(index):
+            inputs = [self.in_windows(x) for x in inputs] + ["", WINDOW_MASK]
+        found = graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads)
+        if not self.vision.has_windows(index):
+            return found
+        flat = graph.op("Reshape", [found, graph.constant(1, -1, attention.o.columns)], "context.flat")
+        return graph.op("Gather", [flat, WINDOW_PLACES], "context.ordered", axis=1)
+
+    def in_windows(self, x: str) -> str:
+        """[1, patches, heads * D] as [windows, longest, heads * D]."""
+        graph = self.graph
+        found = graph.op("Gather", [x, WINDOWS], f"{x}.windows", axis=1)
+        return graph.op("Squeeze", [found, graph.constant(0)], f"{x}.by_window")
+
+    def merged(self, merger: PatchMerger, x: str, *, output: str = "") -> str:
+        """The rows [1, rows, the decoder's hidden] of squares of patches. output: a name for them."""
+        graph, products, norm = self.graph, self.products, merger.norm
+        flat = graph.constant(0, -1, merger.up.columns)
+        if norm.size == merger.up.columns:
+            square = self.norms.plain(graph.op("Reshape", [x, flat], "squares"), norm, "norm")
+        else:
+            square = graph.op("Reshape", [self.norms.plain(x, norm, "norm"), flat], "squares")
+        active = self.mlps.active("gelu", products.linear(square, [merger.up], "up"))
+        return products.linear(active, [merger.down], "down", output=output)

@@ -1,0 +1,115 @@
+"""Models of images of any size against transformers: tiny random ones of its own classes, from pixels to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm import Model
+from embedllm.backends.base import FeedsAll
+from embedllm.backends.images import image_ids, images_of, place_images
+from embedllm.export import Recipe, convert
+from tests.support.dynamic_vision import IMAGE_TOKEN, SQUARE, DynamicImage, dynamic_image, dynamic_prompt
+from tests.support.families import FAMILIES, make_checkpoint
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.peer
+
+TOLERANCE = 1e-4  # of the spread: both sides compute in float32
+REPLY = 12  # tokens
+WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
+PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
+    "text behind": (WIDE, [5, 6, 7]),
+    "text around": ([5, 6], TALL, [7, 8, 9]),
+    "several images": ([5], WIDE, [6, 7], TALL, SMALL, [8], WIDE, [9]),
+    "text only": ([5, 6, 7, 8],),
+}
+
+
+class Made(NamedTuple):
+    theirs: Any  # of transformers, without types
+    package: Path
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root = tmp_path_factory.mktemp("family")
+    theirs = make_checkpoint(root / "checkpoint", FAMILIES[request.param])
+    return Made(theirs, convert(root / "checkpoint", root / "package", Recipe(bits=32)))
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu", "openvino"])
+def llm(request: pytest.FixtureRequest, made: Made) -> Iterator[Model]:
+    with embedllm.load(made.package, device=request.param, exact=request.param != "reference") as opened:
+        yield opened
+
+
+def patches(image: DynamicImage) -> np.ndarray:
+    """As transformers takes them: [patches, values], squares one behind the other, each patch twice in time."""
+    rows, columns = image.grid
+    side = SQUARE // 2
+    apart = image.pixel_values[0].reshape(3, rows, 2, side, columns, 2, side)
+    ordered = apart.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+    return np.repeat(ordered, 2, axis=5).reshape(4 * rows * columns, -1)
+
+
+def pixels(images: Sequence[DynamicImage]) -> dict[str, Any]:
+    """Of one prompt."""
+    if not images:
+        return {}
+    grids = torch.tensor([[1, *(2 * side for side in image.grid)] for image in images])
+    return {
+        "pixel_values": torch.from_numpy(np.concatenate([patches(image) for image in images])),
+        "image_grid_thw": grids,
+    }
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert expected.std() > 0.3  # else a term could be missing unseen
+    assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+
+
+@pytest.mark.parametrize("image", [WIDE, TALL, SMALL], ids=["wide", "tall", "small"])
+def test_features_follow_transformers(made: Made, llm: Model, image: DynamicImage) -> None:
+    kept = images_of(llm.runner.engine)
+    assert kept is not None
+    kept.add([image])
+    found = llm.runner.call(lambda: kept.rows(image_ids(image)))
+    with torch.no_grad():
+        seen = made.theirs.model.get_image_features(**pixels([image]))
+    parts = [*seen.pooler_output, *(part for each in getattr(seen, "deepstack_features", ()) for part in each)]
+    assert_close(found, torch.cat(parts, dim=1).numpy())
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, name: str) -> None:
+    tokens, images = dynamic_prompt(*PROMPTS[name])
+    kept = images_of(llm.runner.engine)
+    assert kept is not None
+    kept.add(images)
+    prompt = place_images(tokens, images, IMAGE_TOKEN)
+
+    def fed() -> np.ndarray:
+        session = llm.runner.engine.open()
+        assert isinstance(session, FeedsAll)
+        return session.feed_all(prompt)
+
+    ids = torch.tensor([tokens])
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE_TOKEN).int(), **pixels(images)}
+    with torch.no_grad():
+        logits = made.theirs(**inputs).logits[0].numpy()
+        reply = made.theirs.generate(**inputs, attention_mask=torch.ones_like(ids), max_new_tokens=REPLY,
+                                     min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+    assert_close(llm.runner.call(fed), logits)
+    plain = llm.request([5], temperature=0, max_tokens=REPLY, stop_tokens=[])
+    request = replace(plain, prompt=prompt, images=images, stop_tokens=frozenset({2}), min_tokens=REPLY)
+    llm.runner.check(request)
+    found = [chunk.token for chunk in llm.runner.stream(request, embedllm.Cancel()) if chunk.token is not None]
+    assert found == reply[0, len(tokens) :].tolist()

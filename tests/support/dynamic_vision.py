@@ -1,0 +1,117 @@
+"""Tiny models that take images of any size, without torch, and random images for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from embedllm.export.architectures import describe
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder, DynamicVision
+from tests.support.described import RandomSource
+from tests.support.families import BASE, MROPE, QWEN2_5_VISION, QWEN3_VISION, QWEN_TOKENS
+from tests.support.tiny import write_tokenizer
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+IMAGE_TOKEN, START, END = 300, 301, 302
+SQUARE = 8  # pixels; the side of what becomes a row of features
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"vision_config": QWEN2_5_VISION},
+    "qwen3_vl": {"vision_config": QWEN3_VISION},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicImage:
+    """Noise, as a processor gives it."""
+
+    pixel_values: F32  # [1, 3, height, width]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        height, width = self.pixel_values.shape[2:]
+        return height // SQUARE, width // SQUARE
+
+    @property
+    def tokens(self) -> int:
+        rows, columns = self.grid
+        return rows * columns
+
+    @property
+    def sha256(self) -> str:
+        return sha256(self.pixel_values.tobytes()).hexdigest()
+
+
+def dynamic_image(seed: int, rows: int, columns: int) -> DynamicImage:
+    """rows, columns: of its features."""
+    shape = (1, 3, SQUARE * rows, SQUARE * columns)
+    return DynamicImage(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def dynamic_prompt(*parts: DynamicImage | Sequence[int]) -> tuple[list[int], tuple[DynamicImage, ...]]:
+    """Token ids, each image as its placeholder tokens between two marks; and the images."""
+    tokens: list[int] = []
+    for part in parts:
+        tokens += [START, *[IMAGE_TOKEN] * part.tokens, END] if isinstance(part, DynamicImage) else part
+    return tokens, tuple(part for part in parts if isinstance(part, DynamicImage))
+
+
+def dynamic_config(family: str) -> dict[str, Any]:
+    text = {**BASE, "num_hidden_layers": 3, "max_position_embeddings": 512, "rope_parameters": MROPE,
+            "eos_token_id": None, "rms_norm_eps": 1e-6}  # fmt: skip
+    return {**CONFIGS[family], **QWEN_TOKENS, "model_type": family, "text_config": text}
+
+
+def described(family: str) -> Decoder:
+    """The tiny model of a family."""
+    return describe(Config(dynamic_config(family)))
+
+
+def dynamic_checkpoint(folder: Path, family: str) -> Path:
+    """A random model with config.json, weights and tokenizer; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dynamic_config(family)))
+    decoder = described(family)
+    tensors = RandomSource(decoder).tensors
+    assert isinstance(decoder.vision, DynamicVision)
+    kernel, side = f"{decoder.vision.patches}.weight", decoder.vision.patch_size
+    tensors[kernel] = tensors[kernel].reshape(-1, 3, decoder.vision.temporal_patch_size, side, side)
+    save_file(tensors, folder / "model.safetensors")
+    write_tokenizer(folder, 307)
+    return folder
+
+
+_TEMPLATE = (  # as Qwen's
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def dynamic_chat_checkpoint(folder: Path, family: str) -> Path:
+    """As dynamic_checkpoint(), with the tokens, the chat template and the image processor of Qwen's models."""
+    dynamic_checkpoint(folder, family)
+    write_tokenizer(folder, IMAGE_TOKEN - 10)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])
+    tokenizer.add_special_tokens(["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": _TEMPLATE}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
+    return folder
+
+
+PIXELS = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
+          "size": {"shortest_edge": 4 * SQUARE**2, "longest_edge": 30 * SQUARE**2}}  # fmt: skip
