@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.slow]
 HALF = 0.02  # of log-probabilities: llama.cpp's KV cache is float16
 # llama.cpp's sparse MLPs divide the sum of n squares by n - 1, transformers' by n: 0.04 of 4,096; and 22 layers add up
 SPARSE = 0.25
-# norms of what heads find in a state, which is small, multiply what float16 keys leave behind: 0.04
+# llama.cpp's Gated DeltaNet differs by that, with float32 keys, too: docs/guide-gguf.md
 RECURRENT = 0.12
 LIMITS = {"gemma3n_text": SPARSE, "qwen3_5_moe_text": RECURRENT}
 # what src/models/gemma3n.cpp takes for granted: 20 layers with a KV cache, 10 of all with sparse MLPs

@@ -101,9 +101,9 @@ def without_names(decoder: Decoder) -> Decoder:
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox", "qwen3_5_moe_text", "falcon_h1", "nemotron_h"])
 def test_logits_of_an_exported_file_follow_transformers(name: str, tmp_path: Path) -> None:
-    """Of rows that were turned, of norms that hold their one, and of regrouped q, k and v."""
+    """Of rows that were turned, of norms that hold their one, of regrouped q, k and v, and of states."""
     torch = pytest.importorskip("torch")
     case = FAMILIES[name]
     model = make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
