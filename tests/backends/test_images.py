@@ -19,6 +19,7 @@ from embedllm.backends.images import (
 )
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Vision
 from tests.support.families import SMOLVLM
 from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, Image, image
 
@@ -166,6 +167,6 @@ def test_pixels_that_become_another_number_of_rows_are_refused() -> None:
 @pytest.mark.parametrize("shape", [(1, 3, 32, 31), (3, 32, 32), (0, 3, 32, 32), (2, 3, 32, 32), (1, 1, 32, 32)])
 def test_a_tile_of_another_size_is_refused(shape: tuple[int, ...]) -> None:
     vision = describe(Config({**SMOLVLM, "model_type": "smolvlm"})).vision
-    assert vision is not None
+    assert isinstance(vision, Vision)
     with pytest.raises(ValueError, match=r"expected \[1, 3, 32, 32\]"):
         check_tile(vision, np.zeros(shape, np.float32))

@@ -57,6 +57,10 @@ class Image:
     def sha256(self) -> str:
         return sha256(self.pixel_values.tobytes()).hexdigest()
 
+    @property
+    def grid(self) -> None:
+        return None
+
 
 def exported(folder: Path, layers: int) -> Path:
     """The folder of the random model."""
