@@ -369,6 +369,8 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
         chosen |= EXACT
     if plugin == "CPU" and (count := threads or compute_threads()):
         chosen["INFERENCE_NUM_THREADS"] = count
+        if count == 1:  # bf16, the default with AMX, would end the process: docs/openvino.md#sessions
+            chosen.setdefault("INFERENCE_PRECISION_HINT", "f32")
     if plugin == "GPU":  # minutes to compile
         chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, fingerprint(target)))
     return chosen

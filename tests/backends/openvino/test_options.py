@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import embedllm
 from embedllm.backends.options import OpenVINOOptions
+from embedllm.export import Recipe
 from embedllm.loading.options import LoadOptions
 from tests.cli.test_commands import embed
 
@@ -37,6 +39,12 @@ def test_what_is_left_out_is_the_plugins() -> None:
     assert (options.precision, options.kv, options.rounding_group, options.cache) == (None, None, None, None)
     assert (options.prompt, options.reply) == (1024, 512)
     assert OpenVINOOptions(rounding_group=0, prompt=1, reply=1).rounding_group == 0
+
+
+def test_floats_are_multiplied_by_one_thread_too(tiny_package: Callable[..., Path]) -> None:
+    """In bfloat16, which processors with AMX take by default, OpenVINO 2026.4 ended the process."""
+    with embedllm.load(tiny_package("llama", Recipe(bits=32)), device="openvino", threads=1) as llm:
+        assert len(llm.generate([5, 6, 7], max_tokens=3, stop_tokens=[]).tokens) == 3
 
 
 @pytest.fixture
