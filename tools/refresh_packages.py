@@ -2,7 +2,8 @@
 
     python tools/refresh_packages.py
 
-For the demo and the probe, when the format or a graph changes: their weights stay as they are, byte for byte.
+For the demo, the probe and the model of samples/seeing, when the format or a graph changes: their weights stay as they
+are, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from embedllm.package.package import MANIFEST, open_package, sha256
 from embedllm.package.packing import packings
 
 DEMO = Path(embedllm.__file__).parent / "demo"
+SEEING = Path(__file__).parent.parent / "samples" / "seeing" / "model"
 
 
 def refresh(folder: Path) -> None:
@@ -43,5 +45,5 @@ def refresh(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for each in (DEMO, FOLDER):
+    for each in (DEMO, FOLDER, SEEING):
         refresh(each)
