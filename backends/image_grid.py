@@ -13,19 +13,20 @@ import numpy as np
 
 from embedllm.backends.images import check_tile
 from embedllm.package.architecture import DynamicVision
+from embedllm.package.graph_variants import (
+    PATCH_ORDER,
+    POSITIONS,
+    ROPE,
+    WINDOW_MASK,
+    WINDOW_PLACES,
+    WINDOWS,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.package.architecture import Linear, Vision
     from embedllm.types import F32
-
-PATCH_ORDER = "patch_order"  # [patches]: the place of each, row by row, in the order of the squares that are merged
-ROPE = ("rope_cos", "rope_sin")  # [patches, head_dim / 2]
-POSITIONS = ("position_rows", "position_weights")  # [4, patches], [4, patches, 1]: of learned positions
-WINDOWS = "window_patches"  # [windows, longest]: places of patches, in the order of squares; any behind a window's end
-WINDOW_MASK = "window_mask"  # [windows, longest]: 1 for patches, 0 behind a window's end
-WINDOW_PLACES = "window_places"  # [patches]: where each is among all windows, one behind the other
 
 
 def encoder_inputs(vision: Vision | DynamicVision, pixel_values: F32) -> dict[str, np.ndarray]:

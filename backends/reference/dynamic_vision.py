@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.image_grid import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOWS, encoder_inputs
+from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.math import activated, softmax
 from embedllm.package.architecture import DynamicVision
+from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOWS
 from embedllm.package.tensors import PATCHES
 
 if TYPE_CHECKING:

@@ -221,3 +221,11 @@ OPENVINO_SSM_CONTEXT = "layers.{}.ssm.context"  # what a second mixer beside att
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
 OPENVINO_PER_LAYER_INPUT = "layers.{}.per_layer_input"  # per-layer embeddings of the tokens, [B, T, size], where it is
 OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]
+
+# inputs of the encoders of images of any size, which depend on the size alone: backends/image_grid.py
+PATCH_ORDER = "patch_order"  # [patches]: the place of each, row by row, in the order of the squares that are merged
+ROPE = ("rope_cos", "rope_sin")  # [patches, head_dim / 2]
+POSITIONS = ("position_rows", "position_weights")  # [4, patches], [4, patches, 1]: of learned positions
+WINDOWS = "window_patches"  # [windows, longest]: places of patches, in the order of squares; any behind a window's end
+WINDOW_MASK = "window_mask"  # [windows, longest]: 1 for patches, 0 behind a window's end
+WINDOW_PLACES = "window_places"  # [patches]: where each is among all windows, one behind the other

@@ -11,14 +11,21 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto, helper
 
-from embedllm.backends.image_grid import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOW_PLACES, WINDOWS
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Linear, Mlp, PatchMerger
-from embedllm.package.graph_variants import GraphVariant
+from embedllm.package.graph_variants import (
+    PATCH_ORDER,
+    POSITIONS,
+    ROPE,
+    WINDOW_MASK,
+    WINDOW_PLACES,
+    WINDOWS,
+    GraphVariant,
+)
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import PATCHES
 

@@ -5,12 +5,12 @@ Inputs and output are those of export/onnx/dynamic_vision.py.
 
 from __future__ import annotations
 
-from embedllm.backends.image_grid import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOW_PLACES, WINDOWS
 from embedllm.export.openvino.elementwise import activated, added, multiplied, multiplied_by, normed
 from embedllm.export.openvino.ir import BROADCAST, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mlp
 from embedllm.package.architecture import Attention, DynamicVision, Layer, Linear, Mlp, PatchMerger
+from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOW_PLACES, WINDOWS
 from embedllm.package.tensors import PATCHES
 
 _HIDDEN = 1e30  # taken from the score of what is behind the end of a window
