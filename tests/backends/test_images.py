@@ -69,7 +69,7 @@ def test_another_number_of_placeholders_is_refused(count: int) -> None:
 @pytest.mark.parametrize("tokens", [0, MAX_TOKENS + 1])
 def test_an_image_of_no_or_too_many_tokens_is_refused(tokens: int) -> None:
     class Odd:
-        sha256, pixel_values = "00" * 32, np.zeros((1, 3, 2, 2), np.float32)
+        sha256, pixel_values, grid = "00" * 32, np.zeros((1, 3, 2, 2), np.float32), None
 
         def __init__(self) -> None:
             self.tokens = tokens
