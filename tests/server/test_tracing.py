@@ -137,8 +137,8 @@ def test_errors_are_in_the_span() -> None:
         assert span.status.status_code is StatusCode.UNSET  # the client's fault
         assert http.post("/v1/chat/completions", content=b"{").status_code == 400
         assert (of(only(spans))["error.type"], span.name) == ("invalid_json", "chat none")
-        with http.stream("POST", "/v1/messages", json={"messages": ASK, "max_tokens": 900, "stream": True,
-                                                       "temperature": 2}) as response:  # fmt: skip
+        long = {"messages": ASK, "max_tokens": 900, "min_tokens": 900, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=long) as response:
             next(response.iter_lines())
         gone = of(only(spans))
         assert gone["error.type"] == "client_disconnected"

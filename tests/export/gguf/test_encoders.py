@@ -108,8 +108,6 @@ def write_roberta(folder: Path) -> tuple[Path, Tokenizer]:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     tensors = RandomSource(describe_encoder(config, None, "embed")).tensors
-    name = "roberta.embeddings.position_embeddings.weight"
-    tensors[name] = np.concatenate([tensors[name][:2], tensors[name]])
     save_file(tensors, folder / "model.safetensors")
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder, tokenizer

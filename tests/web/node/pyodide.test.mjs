@@ -181,7 +181,7 @@ await asyncio.sleep(0.01)
 json.dumps("dropped")`);
   engine().release();
   assert.equal(found, "dropped");
-  assert.equal((await run(`json.dumps((await llm.agenerate("dropped", max_tokens=3)).tokens)`)).length, 3);
+  assert.equal((await run(`json.dumps((await llm.agenerate("dropped", min_tokens=3, max_tokens=3)).tokens)`)).length, 3);
 });
 
 test("a model that is closed in the middle of a feed frees JavaScript's engine after it", async () => {
