@@ -11,6 +11,7 @@ import pytest
 
 from embedllm import Cancel, ContextFull, Conversation, DeviceError, Message, Model, Sampling, TemplateError, load
 from embedllm.generation.options import WhenFull
+from embedllm.generation.outbox import AHEAD
 from embedllm.kv_cache.sequence_pool import CachedSequence
 from tests.support.tiny import TEMPLATE
 
@@ -141,7 +142,8 @@ def test_a_cancelled_turn_keeps_the_part_that_was_said(llm: Model) -> None:
     cancel = Cancel()
     with llm.conversation() as conversation:
         chunks = []
-        for chunk in conversation.stream("hello", SAMPLING, max_tokens=20, cancel=cancel):
+        # more than is computed before somebody reads it
+        for chunk in conversation.stream("hello", SAMPLING, max_tokens=AHEAD + 20, stop_tokens=(), cancel=cancel):
             chunks.append(chunk)
             if len(chunks) == 4:
                 cancel.cancel()
