@@ -12,6 +12,7 @@ import numpy as np
 
 from embedllm.backends.reference.layers import Layers
 from embedllm.export.checkpoints.tensor_mapping import Source, read_matrix, read_vector
+from embedllm.export.quantization.blas_threads import one_blas_thread
 from embedllm.package.architecture import Mlp
 from embedllm.package.rope import tables
 from embedllm.package.tensors import rope_name, small_matrices, vectors
@@ -85,10 +86,11 @@ class FloatPass(Layers):
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         found: list[F32] = []
-        for start in range(0, self.sequences.size, self.sequences.shape[1]):
-            self.rewind(0)
-            here = slice(start, start + self.sequences.shape[1])
-            found.append(super()._attended(index, attention, q[:, here], k[:, here], v[:, here]))
+        with one_blas_thread():  # two products for each head of each sequence
+            for start in range(0, self.sequences.size, self.sequences.shape[1]):
+                self.rewind(0)
+                here = slice(start, start + self.sequences.shape[1])
+                found.append(super()._attended(index, attention, q[:, here], k[:, here], v[:, here]))
         self.rewind(0)
         return np.concatenate(found)
 

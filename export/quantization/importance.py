@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
+from embedllm.export.quantization.blas_threads import one_blas_thread
 from embedllm.export.quantization.float_forward import FloatPass
 from embedllm.export.rounding.compensation import block_columns, feedback
 from embedllm.package.tensors import linears
@@ -55,7 +56,8 @@ def input_products(
 
     def found(names: Sequence[str], linear: Linear, x: F32) -> tuple[tuple[str, ...], F32]:
         size = block_columns(linear.columns, packing[linear.name].group_size, min(_BLOCK, most))
-        return tuple(names), mean_products(x, size, linear.name)
+        with one_blas_thread():
+            return tuple(names), mean_products(x, size, linear.name)
 
     for index, layer in enumerate(decoder.layers):
         floats.layer(index)
@@ -90,7 +92,8 @@ def spreads(
     found: dict[str, F32] = {}
     for names, one in products:
         floor = AS_INPUT if tied in names else _FLOOR
-        spread = feedback(one, packing[names[0]].group_size, floor=floor, shrinkage=_SHRINKAGE)
+        with one_blas_thread():  # not around the loop: products come out of a pass that has large ones
+            spread = feedback(one, packing[names[0]].group_size, floor=floor, shrinkage=_SHRINKAGE)
         found.update(dict.fromkeys(names, spread))
     return found
 
