@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from embedllm.server.settings import ServerSettings, is_loopback
-from tests.server.serving import Served, client, serving
+from tests.server.serving import WAIT_S, Served, client, serving
 
 KEY = "a-key-of-the-test"
 ORIGIN = "https://app.example"
@@ -88,7 +88,7 @@ def test_a_body_is_limited_whether_it_says_its_length_or_not(locked: Served) -> 
 
 
 def test_a_body_that_does_not_come_ends_with_408(locked: Served) -> None:
-    with socket.create_connection(("127.0.0.1", locked.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=WAIT_S) as connection:
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-api-key: other\r\n"
                            b"content-length: 100\r\n\r\n{")  # fmt: skip
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")

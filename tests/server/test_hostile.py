@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.server.serving import Served, client, wait_until
+from tests.server.serving import WAIT_S, Served, client, wait_until
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize",
          "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")  # fmt: skip
@@ -127,7 +127,7 @@ def test_bodies_that_are_no_requests(served: Served, path: str, content: bytes) 
      b"GET /health HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"],
 )  # fmt: skip
 def test_connections_that_speak_no_http(served: Served, raw: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=15) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=WAIT_S) as connection:
         connection.sendall(raw)
         connection.shutdown(socket.SHUT_WR)
         try:

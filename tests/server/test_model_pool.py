@@ -13,6 +13,7 @@ from embedllm.loading.options import LoadOptions
 from embedllm.model.model import Model
 from embedllm.server.memory_need import MemoryNeed, memory_need
 from embedllm.server.model_pool import ModelPool, PoolBusy, ServedModel, UnknownModel
+from tests.server.serving import WAIT_S
 from tests.server.simulated_loop import simulate
 
 
@@ -313,11 +314,9 @@ def test_the_demo_is_measured_loaded_and_answers() -> None:
                 assert len(reply.tokens) == 3
             (status,) = pool.listed()
             assert status.memory_bytes == memory_need(ServedModel(name="demo", path="demo", options=options)).bytes
-            for _ in range(100):
-                await asyncio.sleep(0.05)
-                if pool.listed()[0].state == "asleep":
-                    break
-            assert pool.listed()[0].state == "asleep"
+            async with asyncio.timeout(WAIT_S):
+                while pool.listed()[0].state != "asleep":
+                    await asyncio.sleep(0.05)
             with pytest.raises(embedllm.PackageError):
                 async with ModelPool([ServedModel(name="no", path="nowhere")]).use("no"):
                     pass

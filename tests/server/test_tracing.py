@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.serving import client, serving, wait_until
+from tests.server.serving import WAIT_S, client, serving, wait_until
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -236,10 +236,10 @@ def test_the_command_sends_what_is_left_when_it_ends(monkeypatch: pytest.MonkeyP
         assert process.stderr is not None
         try:
             url = next(line for line in process.stderr if " at http://" in line).split()[-1]
-            with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+            with httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http:
                 http.post("/v1/completions", json={"model": "demo", "prompt": SECRET, "max_tokens": 2})
         finally:
             process.terminate()
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=WAIT_S)
     assert json.loads(said)["attributes"]["gen_ai.usage.output_tokens"] == 2
     assert SECRET not in said

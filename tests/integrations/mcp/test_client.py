@@ -20,6 +20,7 @@ import pytest
 
 from embedllm import Cancel, FunctionTool, arun_tools, run_tools
 from embedllm.errors import EmbedError
+from tests.support.ports import port_for_later
 from tests.support.scripted import call, scripted
 
 pytest.importorskip("mcp")
@@ -53,7 +54,7 @@ def runs(servers: McpServers, name: str = "work", /, **arguments: Any) -> str:  
     return result
 
 
-def eventually(is_true: Callable[[], bool], seconds: float = 15.0) -> bool:
+def eventually(is_true: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Whether it comes true in time."""
     end = time.monotonic() + seconds
     while not is_true() and time.monotonic() < end:
@@ -68,12 +69,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def answers(port: int) -> bool:
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
@@ -82,11 +77,11 @@ def answers(port: int) -> bool:
 @pytest.fixture(scope="module")
 def friendly() -> Iterator[McpServers]:
     """The friendly server over stdio and over HTTP."""
-    port = free_port()
+    port = port_for_later()
     process = subprocess.Popen([sys.executable, *FRIENDLY_ARGS, str(port)], cwd=ROOT,
                                env={**os.environ, **ENVIRONMENT}, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
-        assert eventually(lambda: answers(port), 60)
+        assert eventually(lambda: answers(port))
         url = {"type": "http", "url": f"http://127.0.0.1:{port}/mcp", "headers": {"X-Key": "secret"}}
         with McpServers({"pipe": FRIENDLY, "net": url}, timeout_s=30) as servers:
             yield servers
@@ -137,7 +132,7 @@ def test_a_call_is_cancelled_and_its_server_goes_on(friendly: McpServers, server
 
     with pytest.raises(ToolError, match="was cancelled"):
         asyncio.run(awaited()) if is_async else tool.run({"seconds": 60}, cancel)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     assert eventually(lambda: int(runs(friendly, f"{server}_cancels")) == before + 1)
 
 
@@ -156,10 +151,10 @@ def test_calls_run_side_by_side(friendly: McpServers) -> None:
     async def awaited() -> float:
         tool, begun = tool_of(friendly, "pipe_wait"), time.monotonic()
         assert tool.arun is not None
-        assert await asyncio.gather(*(tool.arun({"seconds": 0.5}, Cancel()) for _ in range(10))) == ["awake"] * 10
+        assert await asyncio.gather(*(tool.arun({"seconds": 2}, Cancel()) for _ in range(10))) == ["awake"] * 10
         return time.monotonic() - begun
 
-    assert asyncio.run(awaited()) < 4.5  # one after the other: 5 s
+    assert asyncio.run(awaited()) < 18  # one after the other: 20 s
 
 
 def test_arguments_with_lone_surrogates_reach_the_server_as_text(friendly: McpServers) -> None:
@@ -338,5 +333,5 @@ def test_no_server_outlives_a_host_that_is_killed(number: signal.Signals) -> Non
         pids = [int(pid) for pid in stdout.readline().decode().strip().split("-")]
         assert all(is_running(pid) for pid in pids)
         host.send_signal(number)
-        host.wait(30)
+        host.wait(120)
     assert eventually(lambda: not any(is_running(pid) for pid in pids))

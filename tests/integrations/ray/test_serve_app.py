@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from embedllm.loading.options import LoadOptions
 from embedllm.server.model_pool import ServedModel
 from tests.server.serving import wait_until
 from tests.support.otlp_receiver import receiver
+from tests.support.ports import port_for_later
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -55,8 +55,7 @@ def url(traces: tuple[str, list[Any]]) -> Iterator[str]:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into HOME
         environment = {"PYTHONPATH": SOURCES, "ORT_DISABLE_TELEMETRY": "1",
                        "OTEL_EXPORTER_OTLP_ENDPOINT": traces[0], "OTEL_BSP_SCHEDULE_DELAY": "100"}  # fmt: skip
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = port_for_later()
         ray.init(
             "local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment}
         )

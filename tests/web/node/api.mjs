@@ -96,6 +96,12 @@ export async function loaded(options = {}, bridge = madeBridge(), conversations)
   return { llm, bridge, made, engine: () => /** @type {any} */ (bridge.engines[bridge.engines.length - 1]) };
 }
 
+/** Lets messages and what they begin get as far as they can: turns of the loop, as time alone may pass without any. */
+export async function settled() {
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  for (let turn = 0; turn < 100; turn++) await new Promise((resolve) => setImmediate(resolve));
+}
+
 /** @param {AsyncIterable<any>} chunks */
 export async function all(chunks) {
   const found = [];

@@ -5,7 +5,7 @@ import { setMaxListeners } from "node:events";
 import test, { after } from "node:test";
 
 import { EmbedLLM } from "../../../bindings_web/src/index.js";
-import { all, endWorkers, given, loaded, lose, madeBridge, textOf, workers } from "./api.mjs";
+import { all, endWorkers, given, loaded, lose, madeBridge, settled, textOf, workers } from "./api.mjs";
 
 after(endWorkers);
 
@@ -109,7 +109,7 @@ test("a running reply is cancelled at its next step, one that waits at once", as
   const [first, second] = [new AbortController(), new AbortController()];
   const running = llm.generate("x", { signal: first.signal });
   const waiting = llm.generate("y", { signal: second.signal });
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   second.abort();
   assert.equal((await waiting).finish_reason, "cancelled");
   first.abort();
@@ -163,13 +163,13 @@ test("a lost device ends what is under way, and the next request loads the model
   const { llm, bridge, made, engine } = await loaded();
   engine().hold();
   const pending = [llm.generate("x"), llm.generate("y")].map((one) => assert.rejects(one, { name: "DeviceError", lost: true }));
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   lose(engine());
   await Promise.all(pending);
   assert.equal((await llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
   assert.deepEqual([bridge.engines.length, made.length], [2, 2]);
   lose(engine());
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   bridge.failure = new Error("no more");
   await assert.rejects(llm.generate("x"), /no more/);
   bridge.failure = null;
@@ -182,7 +182,7 @@ test("after a worker that died there is another; a page's own is the page's", as
   const { llm, made, engine } = await loaded();
   engine().hold();
   const pending = assert.rejects(llm.generate("x"), { name: "DeviceError", lost: true, message: /worker of the model is gone/ });
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   made[0].die();
   await pending;
   assert.equal((await llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
@@ -192,10 +192,10 @@ test("after a worker that died there is another; a page's own is the page's", as
   const own = workers(bridge).make();
   const second = await EmbedLLM.load("https://m.test/", { engine: "javascript", worker: own, urls: given.urls });
   lose(bridge.engines[0]);
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   assert.equal((await second.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2); // loaded again in the same one
   own.die();
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   await assert.rejects(second.generate("x"), { lost: true });
 });
 
@@ -203,7 +203,7 @@ test("a closed model says so", async () => {
   const { llm, engine } = await loaded();
   engine().hold();
   const pending = assert.rejects(llm.generate("x"), /this model was closed/);
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   llm.close();
   llm.close();
   await pending;

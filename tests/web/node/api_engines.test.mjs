@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test, { after } from "node:test";
 
-import { all, endWorkers, given, loaded, lose } from "./api.mjs";
+import { all, endWorkers, given, loaded, lose, settled } from "./api.mjs";
 
 after(endWorkers);
 
@@ -81,7 +81,7 @@ test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide i
   python.engine().release();
   assert.equal((await python.llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
   lose(python.engine());
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await settled();
   assert.equal((await python.llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
   script.llm.close();
   python.llm.close();
