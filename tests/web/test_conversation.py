@@ -11,6 +11,7 @@ import pytest
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
+from tests.web.support.probes import recall_probes
 from tests.web.support.server import WebServer
 from tests.web.test_engine import urls
 from tests.web.test_python import template_engine
@@ -97,7 +98,7 @@ def places(web_server: WebServer, python_folder: Path, node_modules: Path) -> di
 
 @pytest.fixture
 def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
+    return recall_probes(browser.context().page(f"{web_server.url}/tests/blank.html"))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from tests.support.vision import vision_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
+from tests.web.support.probes import recall_probes, remember_probes
 from tests.web.support.server import WebServer
 
 pytestmark = pytest.mark.browser
@@ -84,12 +85,14 @@ def urls(server: WebServer) -> dict[str, str]:
 
 def opened(page: Page, server: WebServer, folder: Path, device: str | list[str]) -> dict[str, Any]:
     url = server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
-    return page.in_worker(LOAD, {"url": url, "device": device, "urls": urls(server)}, patience_s=LONG_S)
+    found = page.in_worker(LOAD, {"url": url, "device": device, "urls": urls(server)}, patience_s=LONG_S)
+    remember_probes(page)
+    return found
 
 
 @pytest.fixture
 def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
+    return recall_probes(browser.context().page(f"{web_server.url}/tests/blank.html"))
 
 
 def greedy(page: Page, tokens: Sequence[int], steps: int) -> tuple[list[int], list[float]]:
@@ -154,14 +157,14 @@ def test_text_of_a_model_that_sees_is_as_on_the_desktop(
     assert found == expected
 
 
-@pytest.mark.parametrize("device", STEPS)
-def test_the_demo_gives_the_reply_of_the_desktop(device: str, page: Page, web_server: WebServer) -> None:
-    steps = STEPS[device]
+def test_the_demo_gives_the_reply_of_the_desktop(page: Page, web_server: WebServer) -> None:
+    """On WebAssembly: software takes a minute for it, and its logits on WebGPU are in backends/gpu/test_webgpu.py."""
+    steps = STEPS["wasm"]
     with embedllm.load("demo", device="cpu") as llm:
         messages = [{"role": "user", "content": "list all files that were changed today"}]
         prompt = llm.tokenizer.encode(llm.prompt(messages), special=False)
         reply = llm.generate(prompt, embedllm.Sampling(temperature=0), max_tokens=steps, stop_tokens=[])
-    opened(page, web_server, package_folder("demo"), device)
+    opened(page, web_server, package_folder("demo"), "wasm")
     assert greedy(page, prompt, steps)[0] == list(reply.tokens)
 
 
@@ -300,12 +303,12 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
       const found = [];
       let row = await session.feed([1, 2, 3]);
       runs = 0;
-      while (found.length < 12) {
+      while (found.length < 8) {
         const { token, logprob } = sampler.pick(row);
         sampler.note(token);
         row.top(2); // as nothing says that it was greedy, without engine.draws
         found.push([token, logprob]);
-        if (found.length < 12) row = await session.feed([token]);
+        if (found.length < 8) row = await session.feed([token]);
       }
       return { found, runs };
     };
@@ -321,8 +324,8 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
     assert answer["captures"]
     for name, told in answer["told"].items():
         assert told["ahead"]["found"] == told["singly"]["found"], name
-        assert told["singly"]["runs"] == 11, name
-        assert told["ahead"]["runs"] == (15 if name in GUESSED else 11), name  # 4 ran ahead at the end
+        assert told["singly"]["runs"] == 7, name
+        assert told["ahead"]["runs"] == (11 if name in GUESSED else 7), name  # 4 ran ahead at the end
 
 
 def test_auto_takes_no_software_adapter_and_says_so(

@@ -14,6 +14,7 @@ from embedllm.loading.resolve import package_folder
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
+from tests.web.support.probes import recall_probes
 from tests.web.support.server import WebServer
 from tests.web.test_engine import urls
 from tests.web.test_python import template_engine
@@ -90,7 +91,7 @@ def places(web_server: WebServer, python_folder: Path, node_modules: Path) -> di
 
 @pytest.fixture
 def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
+    return recall_probes(browser.context().page(f"{web_server.url}/tests/blank.html"))
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def test_the_second_turn_of_a_long_conversation_computes_only_what_is_new(
     run(page, OPEN, {"url": demo, "engine": engine, "urls": places})
     talked = """
     const messages = [];
-    for (let turn = 0; turn < 30; turn++) {
+    for (let turn = 0; turn < 12; turn++) {
       messages.push({ role: "user", content: `find the files in folder ${turn} that are larger than ${turn} MB` });
       messages.push({ role: "assistant", content: "```sh\\nfind . -type f -size +" + turn + "M\\n```" });
     }
@@ -168,11 +169,11 @@ def test_the_second_turn_of_a_long_conversation_computes_only_what_is_new(
     """
     found = run(page, talked)
     first, second = found["statistics"]
-    assert first["prompt_tokens"] > 1000
+    assert first["prompt_tokens"] > 300
     assert first["cached_tokens"] == 0
     held = first["prompt_tokens"] + first["tokens"] - 1  # the last token of a reply was never fed
     assert held <= second["cached_tokens"] < second["prompt_tokens"] < held + 30
-    assert found["count"] == 64
+    assert found["count"] == 28
 
 
 @pytest.mark.parametrize("engine", ENGINES)

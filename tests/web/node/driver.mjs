@@ -21,6 +21,8 @@ const FLAGS = [
   ...(process.env.EMBEDLLM_CHROMIUM_FLAGS?.split(" ").filter(Boolean) ?? []), // such as those for a GPU: docs/webgpu.md
 ];
 
+const PATIENCE_MS = 110_000; // less than the tests' own (support/calls.py): Playwright says what it waited for
+
 const contexts = new Map(); // id -> BrowserContext
 const pages = new Map(); // id -> Page
 let browser = null; // of contexts without a folder
@@ -45,6 +47,7 @@ const launch = {
   executablePath,
   args: [...FLAGS, `--proxy-server=http://127.0.0.1:${nowhere.address().port}`],
   chromiumSandbox: false,
+  timeout: PATIENCE_MS,
 };
 
 function watchPage(page, context) {
@@ -76,6 +79,7 @@ const commands = {
       context = await browser.newContext(all);
     }
     contexts.set(id, context);
+    context.setDefaultTimeout(PATIENCE_MS);
     context.on("request", (request) => {
       if (!isLocal(request.url())) say({event: "external", context: id, page: 0, text: request.url()});
     });
