@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.webgpu
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "demo_greedy.json").read_text(encoding="utf-8"))
-PROMPTS: list[list[int]] = [row["prompt_tokens"] for row in GOLDEN if not row["tools"]][:40:5]  # of docs/webgpu.md: 20
-REPLY = 16  # tokens
+# software takes a second for each token: docs/webgpu.md has 20 prompts with 16 tokens
+PROMPTS: list[list[int]] = [row["prompt_tokens"] for row in GOLDEN if not row["tools"]][:40:15]
+REPLY = 8  # tokens
 FLOAT32, FLOAT16, PACKED = "gpu-float32", "webgpu-float16", "generic-float16"
 VARIANTS = (FLOAT32, FLOAT16)
 # measured on lavapipe (docs/webgpu.md): tiny models, logits up to 5; the demo's, logits up to 31
@@ -77,6 +78,12 @@ def open_engine(device: Device) -> Iterator[Opens]:
 @pytest.fixture(scope="module")
 def demo() -> Package:
     return open_package(package_folder("demo"))
+
+
+@pytest.fixture(scope="module")
+def small(tiny_package: Callable[..., Path]) -> Package:
+    """For what sessions do, of any model: its steps cost little in software."""
+    return open_package(tiny_package("llama", max_position_embeddings=2048))
 
 
 def row(session: Session, tokens: Sequence[int]) -> np.ndarray:
@@ -127,7 +134,7 @@ def test_logits_follow_the_reference(
 ) -> None:
     family, recipe, config = MODELS[model]
     package = open_package(tiny_package(family, recipe, **config))
-    tokens = random_tokens(3, 60, 307)
+    tokens = random_tokens(3, 40, 307)  # more than attention takes at once
     expected = ReferenceEngine(package).open().feed_all(tokens)
     session = open_engine(package, variant).open()
     atol = TINY_ATOL[variant]
@@ -136,8 +143,8 @@ def test_logits_follow_the_reference(
     np.testing.assert_allclose([row(session, [token]) for token in tokens], expected, atol=atol, rtol=0)
     session.rewind(20)
     np.testing.assert_allclose(row(session, tokens[20:]), expected[-1], atol=atol, rtol=0)
-    session.rewind(50)
-    np.testing.assert_allclose(row(session, tokens[50:53]), expected[52], atol=atol, rtol=0)
+    session.rewind(30)
+    np.testing.assert_allclose(row(session, tokens[30:33]), expected[32], atol=atol, rtol=0)
     session.close()
 
 
@@ -182,8 +189,8 @@ def test_attention_still_refuses_norms_of_packed_tensors(open_engine: Opens, dem
         open_engine(demo, PACKED)
 
 
-def test_a_session_is_all_that_a_session_may_be(open_engine: Opens, demo: Package) -> None:
-    session = open_engine(demo).open()
+def test_a_session_is_all_that_a_session_may_be(open_engine: Opens, small: Package) -> None:
+    session = open_engine(small).open()
     assert isinstance(session, FeedsAll)
     assert isinstance(session, Interruptible)
     assert isinstance(session, MovesState)
@@ -193,8 +200,8 @@ def test_a_session_is_all_that_a_session_may_be(open_engine: Opens, demo: Packag
         session.feed([1])
 
 
-def test_sessions_do_not_disturb_each_other_nor_those_before_them(open_engine: Opens, demo: Package) -> None:
-    tokens, engine = random_tokens(5, 40), open_engine(demo)
+def test_sessions_do_not_disturb_each_other_nor_those_before_them(open_engine: Opens, small: Package) -> None:
+    tokens, engine = random_tokens(5, 40, 307), open_engine(small)
     alone = engine.open()
     expected = [row(alone, [token]) for token in tokens[:20]]
     alone.close()  # its buffers go to the next one
@@ -207,8 +214,8 @@ def test_sessions_do_not_disturb_each_other_nor_those_before_them(open_engine: O
         session.close()  # one more than are kept
 
 
-def test_sessions_run_in_two_threads(open_engine: Opens, demo: Package) -> None:
-    engine, tokens = open_engine(demo), random_tokens(9, 24)
+def test_sessions_run_in_two_threads(open_engine: Opens, small: Package) -> None:
+    engine, tokens = open_engine(small), random_tokens(9, 24, 307)
     alone = engine.open()
     expected = [row(alone, [token]) for token in tokens]
     alone.close()
@@ -229,14 +236,14 @@ def test_sessions_run_in_two_threads(open_engine: Opens, demo: Package) -> None:
     assert len(found) == 2
 
 
-def test_a_session_grows_and_goes_on(open_engine: Opens, demo: Package) -> None:
-    tokens, engine = random_tokens(6, 1030), open_engine(demo)
+def test_a_session_grows_and_goes_on(open_engine: Opens, small: Package) -> None:
+    tokens, engine = random_tokens(6, 1030, 307), open_engine(small)
     session = engine.open(1000)
     session.feed(tokens[:1020])
     assert session.capacity == 1024
     stepped = [row(session, [token]) for token in tokens[1020:]][-1]
     assert session.capacity == 2048
-    np.testing.assert_allclose(stepped, ReferenceEngine(demo).open().feed_all(tokens)[-1], atol=5e-3, rtol=0)
+    np.testing.assert_allclose(stepped, ReferenceEngine(small).open().feed_all(tokens)[-1], atol=5e-3, rtol=0)
     session.rewind(1020)
     with pytest.raises(ContextFull, match="1020 tokens are held and 1029 more were given; 2048 can be held"):
         session.feed([5] * 1029)
@@ -262,15 +269,15 @@ def test_the_kv_goes_to_the_cpu_and_back(variant: str, open_engine: Opens, demo:
         session.close()
 
 
-def test_an_interrupted_feed_appends_nothing(open_engine: Opens, demo: Package) -> None:
-    tokens, engine = random_tokens(8, 300), open_engine(demo)
+def test_an_interrupted_feed_appends_nothing(open_engine: Opens, small: Package) -> None:
+    tokens, engine = random_tokens(8, 300, 307), open_engine(small)
     fresh = engine.open()
     expected, after = row(fresh, tokens[:60]), row(fresh, tokens[60:61])
     fresh.close()
     session = engine.open()
 
     def feed_again_and_again() -> None:
-        for _ in range(100):
+        for _ in range(10_000):
             session.feed(tokens)
             session.rewind(0)
 
@@ -284,12 +291,12 @@ def test_an_interrupted_feed_appends_nothing(open_engine: Opens, demo: Package) 
     session.close()
 
 
-def test_a_closed_engine_says_so(demo: Package, device: Device) -> None:
+def test_a_closed_engine_says_so(small: Package, device: Device) -> None:
     from embedllm.backends.gpu.webgpu import WebGpuEngine
 
-    graph = demo.graph(FLOAT32)
+    graph = small.graph(FLOAT32)
     assert graph is not None
-    engine = WebGpuEngine(demo, graph, device)
+    engine = WebGpuEngine(small, graph, device)
     session = engine.open()
     session.feed([1, 2, 3])
     session.close()
