@@ -8,6 +8,7 @@ prefix, the prefix cache, its files. SGLang pads prompts in the same way (schedu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
@@ -62,6 +63,49 @@ def place_in_image(token: int) -> int:
     return token - _first(token)
 
 
+def end_of_image(tokens: Sequence[int], at: int) -> int:
+    """Where the image ends that tokens have on both sides of a place; the place itself between images and text."""
+    if not 0 < at < len(tokens) or tokens[at] < FIRST_ID or not is_next_row(tokens[at - 1], tokens[at]):
+        return at
+    while at < len(tokens) and is_next_row(tokens[at - 1], tokens[at]):
+        at += 1
+    return at
+
+
+def is_next_row(token: int, following: int) -> bool:
+    """Whether two ids stand for neighbouring rows of one image."""
+    return token >= FIRST_ID and following == token + 1 and _first(token) == _first(following)
+
+
+def last_seen(tokens: Sequence[int], start: int) -> list[int]:
+    """For each of the tokens that are fed at a position, the last position that it attends to.
+
+    Its own, or, of an image whose tokens attend to one another, that of the image's last token.
+    """
+    ends: list[int] = []
+    while len(ends) < len(tokens):
+        at = len(ends)
+        end = end_of_image(tokens, at + 1)
+        ends += [start + end - 1] * (end - at)
+    return ends
+
+
+def text_and_images(tokens: Sequence[int]) -> list[Sequence[int]]:
+    """The tokens in pieces, each all of an image or text between images."""
+    if max(tokens) < FIRST_ID:
+        return [tokens]
+    cuts = [0]
+    while (at := cuts[-1]) < len(tokens):
+        end = at + 1
+        if tokens[at] >= FIRST_ID:
+            end = end_of_image(tokens, end)
+        else:
+            while end < len(tokens) and tokens[end] < FIRST_ID:
+                end += 1
+        cuts.append(end)
+    return [tokens[start:stop] for start, stop in pairwise(cuts)]
+
+
 def without_images(tokens: Sequence[int]) -> Sequence[int]:
     """The tokens of a prompt that are text."""
     return tokens if max(tokens, default=0) < FIRST_ID else [token for token in tokens if token < FIRST_ID]
@@ -78,8 +122,18 @@ class WithImages(NamedTuple):
 class ImageFeatures:
     """The features of an engine's images, computed when they are first fed and kept for later calls."""
 
-    def __init__(self, open_encoder: Callable[[], VisionEncoder], *, budget_bytes: int = _CACHE_BYTES) -> None:
-        """open_encoder: called before the first image is encoded: who gives text only pays nothing."""
+    def __init__(
+        self,
+        open_encoder: Callable[[], VisionEncoder],
+        *,
+        bidirectional: bool = False,
+        budget_bytes: int = _CACHE_BYTES,
+    ) -> None:
+        """open_encoder: called before the first image is encoded: who gives text only pays nothing.
+
+        bidirectional: tokens of an image attend to one another, so that no feed may end within one.
+        """
+        self.bidirectional = bidirectional
         self.encoded = 0  # images so far
         self._open = open_encoder
         self._encoder: VisionEncoder | None = None
@@ -111,6 +165,18 @@ class ImageFeatures:
         if grid is None:
             raise ValueError(IMAGE_IS_GONE)
         return grid
+
+    def start_of_piece(self, tokens: Sequence[int], start: int) -> int:
+        """The last place at or before one that a prompt may be fed from: in front of an image that must not be cut."""
+        if not self.bidirectional:
+            return start
+        while 0 < start < len(tokens) and is_next_row(tokens[start - 1], tokens[start]):
+            start -= 1
+        return start
+
+    def end_of_piece(self, tokens: Sequence[int], end: int) -> int:
+        """Where a piece of a prompt ends that shall end at a place: behind an image that must not be cut there."""
+        return end_of_image(tokens, end) if self.bidirectional else end
 
     def take(self, tokens: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> WithImages | None:
         """What a graph takes for tokens with ids of images among them; None: all are text. Otherwise as rows()."""

@@ -27,6 +27,7 @@ from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
     FLOAT32,
+    IMAGES,
     OPENVINO,
     VARIANTS,
     VISION_ON_GPU,
@@ -49,7 +50,8 @@ _OF_VISION = (
 )
 _NAMES_ON_GPU = {variant.name for variant in VISION_ON_GPU.values()}
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
-_GRAPHS = (*_OF_TEXT, *_OF_VISION)
+_OF_IMAGES = Graph(file=IMAGES.file, variant=IMAGES.name, activations=IMAGES.activations)
+_GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 NAMES = tuple(graph.variant for graph in _OF_TEXT)  # of the export of a model without a vision encoder
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED))
@@ -76,7 +78,8 @@ def build(variant_name: str, model: Model) -> bytes:
         return openvino_model.build(model.decoder, model.layout, model.packing)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
-    return _onnx(next(variant for variant in (*VARIANTS, *VISION_VARIANTS) if variant.name == variant_name), model)
+    known = (*VARIANTS, IMAGES, *VISION_VARIANTS)
+    return _onnx(next(variant for variant in known if variant.name == variant_name), model)
 
 
 def _onnx(
@@ -133,9 +136,11 @@ def _unsupported(variant_name: str, decoder: Decoder) -> str:
     if variant_name in _NAMES_OF_VISION:
         if isinstance(decoder.vision, DynamicVision) and variant_name in _NAMES_ON_GPU:
             return "GPUs take no images of any size"
+        if decoder.images_are_bidirectional and variant_name in _NAMES_ON_GPU:
+            return "GPUs take no images whose tokens attend to one another"
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
     return next(
-        (variant.unsupported(decoder) for variant in (*VARIANTS, *CALIBRATED) if variant.name == variant_name), ""
+        (each.unsupported(decoder) for each in (*VARIANTS, IMAGES, *CALIBRATED) if each.name == variant_name), ""
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import FeedsAll
+from embedllm.backends.images import ImageFeatures, TakesImages, image_ids
 from embedllm.errors import DeviceError, ExportError
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.files.safetensors_header import read_header
 from embedllm.package.architecture import DynamicVision
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, VISION_OPENVINO, VISION_VARIANTS, WASM
+from embedllm.package.graph_variants import (
+    DIRECTML,
+    FLOAT32,
+    IMAGES,
+    OPENVINO,
+    VARIANTS,
+    VISION_OPENVINO,
+    VISION_VARIANTS,
+    WASM,
+)
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
 from embedllm.package.tensors import linears, outer_matrices, parameters
 from embedllm.package.wasm_floats import FLOATS, float_spans
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 
 _OF_VISION = (*(variant.name for variant in VISION_VARIANTS), VISION_OPENVINO)
 _TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
+_ROWS = 16  # of an image's features among them
 _SEED = 20261121
 # nats. Activations rounded to 8 bits: 0.0001 to 0.003 measured, float16 less. A graph without rotation, with the other
 # rotation or with a window of one token: 0.3 and more (docs/numerics.md)
@@ -82,6 +93,8 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
     for index, graph in enumerate(package.graphs):
         if seen is not None and graph.variant in _OF_VISION:
             results[graph.file] = _measure_vision(package, graph, seen)
+        elif seen is not None and graph.variant == IMAGES.name:
+            results[graph.file] = _measure_image(package, engine, seen, tokens)
         else:
             results[graph.file] = _measure(package, graph, tokens, reference)
         on_progress(Progress("verify", 2 + index, 1 + len(package.graphs)))
@@ -104,12 +117,26 @@ def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) 
         if not _needs_a_gpu(package, graph):
             raise ExportError(f"'{graph.file}' does not run: {error}") from error
         return {"not_run": "its attention applies the q and k norms, which ONNX Runtime does on CUDA and WebGPU only"}
+    return _checked(graph.file, difference, engine)
+
+
+def _checked(file: str, difference: Difference, engine: Engine) -> dict[str, object]:
     if not difference.kl_mean <= MOST_KL:
         raise ExportError(
-            f"'{graph.file}' does not compute this model: the KL divergence of its logits from the reference's is "
+            f"'{file}' does not compute this model: the KL divergence of its logits from the reference's is "
             f"{difference.kl_mean:.3g}; expected at most {MOST_KL}. Please report this with the model's config.json."
         )
     return {"run_on": f"{engine.device.backend}, CPU", **asdict(difference)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """An image for the engines' cache, which its features are put into."""
+
+    pixel_values: F32
+    tokens: int
+    sha256: str = "0"
+    grid: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +176,42 @@ def _measure_vision(package: Package, graph: Graph, seen: _Seen) -> dict[str, ob
             "config.json."
         )
     return {"max_difference": float(gap.max()), "mean_difference": float(gap.mean()), "deviation": deviation}
+
+
+class _Features:
+    """In place of a vision encoder: the features that it has made already."""
+
+    def __init__(self, rows: F32) -> None:
+        self._rows = rows
+
+    def encode(self, pixel_values: F32) -> F32:
+        return self._rows
+
+
+def _measure_image(
+    package: Package, reference: ReferenceEngine, seen: _Seen, tokens: Sequence[int]
+) -> dict[str, object]:
+    """The logits of tokens with an image among them, beside the reference's."""
+    text = package.graph(FLOAT32.name)
+    if text is None:
+        return {"not_run": f"there is no graph '{FLOAT32.name}', beside which it runs"}
+    from embedllm.backends.ort.engine import lacks_image_attention
+
+    if lack := lacks_image_attention():
+        return {"not_run": lack}
+    engine, rows = _open(package, text), seen.features[:_ROWS]
+    assert engine is not None
+    image = _Image(seen.tile, len(rows))
+    ids = [*tokens[:4], *image_ids(image), *tokens[4:8]]
+    logits: list[F32] = []
+    for each in (reference, engine):
+        assert isinstance(each, TakesImages)  # both do
+        each.images = ImageFeatures(lambda: _Features(rows), bidirectional=True)
+        each.images.add([image])
+        session = each.open()
+        assert isinstance(session, FeedsAll)
+        logits.append(session.feed_all(ids))
+    return _checked(IMAGES.file, compare(*logits), engine)
 
 
 def _open_vision(package: Package, graph: Graph) -> VisionEncoder | None:

@@ -60,6 +60,8 @@ def open_images(
     if package.decoder.rope.mrope is not None:
         reason = "positions of its images (M-RoPE) are computed on other devices only"
         return None, Unsupported(reason, "use the device 'cpu' or 'openvino'")
+    if package.decoder.images_are_bidirectional:
+        return None, Unsupported("tokens of its images attend to one another", "use the device 'cpu' or 'openvino'")
     variant = VISION_ON_GPU[graph.variant]
     lacking = [] if FEATURES in {one.name for one in session.get_overridable_initializers()} else [graph.variant]
     lacking += [] if package.graph(variant.name) else [variant.name]

@@ -11,12 +11,12 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Device, Interrupted
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
-from embedllm.backends.images import ImageFeatures
+from embedllm.backends.images import ImageFeatures, last_seen
 from embedllm.backends.mrope import ImagePlaces, open_places
 from embedllm.backends.openvino.logits_slice import cut, cut_before_head
 from embedllm.backends.openvino.lora import add_adapters, set_adapter
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
-from embedllm.backends.openvino.vision import OvVision, add_images, image_inputs
+from embedllm.backends.openvino.vision import LAST_SEEN, OvVision, add_images, add_last_seen, image_inputs
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.sessions.recurrent_session import StatefulSession
@@ -71,6 +71,8 @@ def compile_folder(
             add_adapters(model, package.decoder)
         if takes_images:
             add_images(model, package.decoder)
+            if package.decoder.images_are_bidirectional:
+                add_last_seen(model)
         if cut_logits:
             _cut_logits(model, package.architecture)
         return core().compile_model(model, target, properties)
@@ -106,7 +108,9 @@ class OvEngine:
         chosen = properties(target, options or OpenVINOOptions(), threads, exact)
         self.images: ImageFeatures | None = None
         if package.external is None and package.decoder.vision is not None:
-            self.images = ImageFeatures(lambda: OvVision(package, target, chosen))
+            self.images = ImageFeatures(
+                lambda: OvVision(package, target, chosen), bidirectional=package.decoder.images_are_bidirectional
+            )
         self._compiled: ov.CompiledModel | None = compile_folder(
             package, graph, target, chosen, cut_logits=True, adapts=adapts, takes_images=self.images is not None
         )
@@ -147,8 +151,10 @@ class OvEngine:
             return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
         found, decoder = self.images.take(tokens, is_stopped), self.package.decoder
         ids = tokens if found is None else found.tokens.tolist()
-        images = image_inputs(decoder, found, [(places, start, start + len(tokens))])
-        return _inputs(ids, start, logits_from) | images
+        more = image_inputs(decoder, found, [(places, start, start + len(tokens))])
+        if self.images.bidirectional:
+            more[LAST_SEEN] = np.array(last_seen(tokens, start), np.int64)
+        return _inputs(ids, start, logits_from) | more
 
     def settle(self, cancelled: tuple[int, int]) -> None:
         """To be called when a step was cancelled; its tokens, and what would have been held.

@@ -19,9 +19,18 @@ from embedllm.backends.mrope import open_places
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
 from embedllm.backends.openvino.logits_slice import cut
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
-from embedllm.backends.openvino.vision import IMAGE_INPUTS, OvVision, add_images, image_inputs
+from embedllm.backends.openvino.vision import (
+    IMAGE_INPUTS,
+    TOKEN_TYPES,
+    OvVision,
+    add_images,
+    add_token_types,
+    image_inputs,
+    token_types,
+)
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
+from embedllm.package.architecture import Vision
 from embedllm.package.entries import Graph
 from embedllm.package.package import WEIGHTS, Package
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -44,7 +53,7 @@ _PIECE, _LONG_PIECE = 256, 512  # of these in one run: a run is not stopped in t
 _SMALL = 512 << 20  # bytes of weights with which a long one takes half a second, and saves 7 % (docs/performance.md)
 _BY_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}  # a scale for a channel of a block changes with each token (2026.4)
 _INPUTS = ("input_ids", "position_ids", "max_context_len", "past_lens", "subsequence_begins", "block_indices_begins",
-           "block_indices", "rows", *IMAGE_INPUTS)  # fmt: skip
+           "block_indices", "rows", *IMAGE_INPUTS, TOKEN_TYPES)  # fmt: skip
 
 
 class PagedEngine:
@@ -75,6 +84,11 @@ class PagedEngine:
             raise DeviceError(f"layers of '{package.name}' attend in chunks, which paged attention does not do.")
         if package.decoder.is_recurrent:
             raise DeviceError(f"layers of '{package.name}' keep a state of fixed size, which has no pages.")
+        if _exceeds_a_window(package.decoder):
+            raise DeviceError(
+                f"an image of '{package.name}' has more tokens than a window, and paged attention lets all of them "
+                "attend to one another."
+            )
         self.max_batch = MAX_BATCH if joins else 1
         self.device = device
         self.package = package
@@ -83,11 +97,15 @@ class PagedEngine:
         self.piece = _LONG_PIECE if package.files[WEIGHTS].bytes < _SMALL else _PIECE
         self.images: ImageFeatures | None = None
         if package.decoder.vision is not None:
-            self.images = ImageFeatures(lambda: OvVision(package, "CPU", properties))
+            self.images = ImageFeatures(
+                lambda: OvVision(package, "CPU", properties), bidirectional=package.decoder.images_are_bidirectional
+            )
         path = package.folder / graph.file
         with as_device_error(f"cannot load '{path}' on CPU"):
             model = core().read_model(path, package.weights)
             paged_attention(model)
+            if self.images is not None and self.images.bidirectional:
+                add_token_types(model)
             if self.images is not None:
                 add_images(model, package.decoder)
             _cut_rows(model, package.decoder)
@@ -146,6 +164,8 @@ class PagedEngine:
         found = self.images.take(
             [token for _, tokens in feeds for token in tokens], lambda: all(session.is_stopping for session, _ in feeds)
         )
+        if self.images.bidirectional:
+            inputs[TOKEN_TYPES] = token_types(len(inputs["input_ids"]), found.places if found else ())
         for session, tokens in feeds:
             session.put_images(session.position, tokens)
         spans = [(session.places, session.position, session.position + len(tokens)) for session, tokens in feeds]
@@ -183,11 +203,16 @@ class PagedSession:
     def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         """As Session. Several runs where the tokens are many: a run is not stopped in the middle."""
         self.check(tokens)
-        start, most = self.position, self._engine.piece
+        start, most, images = self.position, self._engine.piece, self._engine.images
         try:
-            for at in range(0, len(tokens) - most, most):
-                self._run(tokens[at : at + most])
-            return NumpyLogits(self._run(tokens[self.position - start :])[0])
+            at = 0
+            while at < len(tokens) - most:
+                end = at + most if images is None else images.end_of_piece(tokens, at + most)
+                if end == len(tokens):
+                    break
+                self._run(tokens[at:end])
+                at = end
+            return NumpyLogits(self._run(tokens[at:])[0])
         except BaseException:
             self.position = start
             raise
@@ -281,6 +306,12 @@ class PagedSession:
     def _give_back(self) -> None:
         self._engine.blocks.give_back(self._blocks)
         self._blocks, self.capacity = [], 0
+
+
+def _exceeds_a_window(decoder: Decoder) -> bool:
+    """Whether an image whose tokens attend to one another is longer than a layer's window."""
+    vision, windows = decoder.vision, [attention.window for attention in decoder.attentions]
+    return isinstance(vision, Vision) and vision.bidirectional and any(w and w < vision.tile_tokens for w in windows)
 
 
 def _inputs(feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool) -> dict[str, np.ndarray]:

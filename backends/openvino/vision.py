@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 op = ov.opset13
 MOVED = "rope_positions"
 IMAGE_INPUTS = ("image_features", "image_positions", MOVED, *ROPE_TABLES)
+TOKEN_TYPES = "token_type_ids"
+_TOKEN_TYPES_INPUT = 25  # of PagedAttentionExtension (OpenVINO 2026.4), [tokens]: 1 for an image's, or none at all
+LAST_SEEN = "last_seen"
+_QUERIES = "queries.flat"  # of export/openvino/masks.py
 # what a decoder's first layer is given, by the first of these layers that the model has
 _EMBEDDED = ("embedding.normed", "embedding.with_positions", "embedding.multiplied", "embedding.columns", "embedding")
 
@@ -129,3 +133,44 @@ def _added_rows(places: ov.Node, rows: ov.Output) -> Callable[[ov.Node], ov.Node
 
 def _rows() -> ov.Node:
     return op.constant(0, ov.Type.i64)
+
+
+def add_token_types(model: ov.Model) -> None:
+    """Adds the input `token_type_ids` [tokens] to paged attention: neighbours of the type 1 attend to one another.
+
+    So would two images without a token between them, which the prompts of such models do not have. Raises
+    RuntimeError where it has no such input.
+    """
+    types = op.parameter([-1], ov.Type.i32, name=TOKEN_TYPES)
+    types.output(0).set_names({TOKEN_TYPES})
+    for node in model.get_ops():
+        if node.get_type_name() != "PagedAttentionExtension":
+            continue
+        if node.get_input_size() <= _TOKEN_TYPES_INPUT:
+            raise RuntimeError("paged attention has no input for types of tokens")
+        node.input(_TOKEN_TYPES_INPUT).replace_source_output(types.output(0))
+    model.add_parameters([types])
+    model.validate_nodes_and_infer_types()
+
+
+def token_types(count: int, places: Sequence[int]) -> np.ndarray:
+    """That input; none where all tokens are text, which costs nothing."""
+    types = np.zeros(count if len(places) else 0, np.int32)
+    types[list(places)] = 1
+    return types
+
+
+def add_last_seen(model: ov.Model) -> None:
+    """Adds the input `last_seen` [T]: the last position that each token attends to, in place of its own.
+
+    Raises RuntimeError.
+    """
+    named = {node.get_friendly_name(): node for node in model.get_ops()}
+    if _QUERIES not in named:
+        raise RuntimeError(f"the model has no '{_QUERIES}' of its masks")
+    seen = op.parameter([-1], ov.Type.i64, name=LAST_SEEN)
+    seen.output(0).set_names({LAST_SEEN})
+    for reader in named[_QUERIES].output(0).get_target_inputs():
+        reader.replace_source_output(seen.output(0))
+    model.add_parameters([seen])
+    model.validate_nodes_and_infer_types()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.runtime import first_line, ort
-from embedllm.backends.ort.session import bind_adapter, bind_kv
 from embedllm.backends.sessions.shared_kv import SharedKv
 from embedllm.errors import DeviceError
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +33,7 @@ from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.files.optional_packages import needs
 from embedllm.package.entries import Graph
+from embedllm.package.graph_variants import FLOAT32, IMAGES
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -48,6 +50,7 @@ CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no fast
 # a step of one. Larger pieces are read hardly faster: 180 tokens a second by 16, 195 by 64.
 PROMPT_BUDGET = 16
 _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
+_NOT_CAUSAL = (1, 32)  # the first with GroupQueryAttention that is not causal
 _PAST = "past_key_values."
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 _TYPES = {
@@ -85,9 +88,23 @@ def warn_of_age(version: str = ort.__version__) -> None:
         )
 
 
+def lacks_image_attention(version: str = ort.__version__) -> str:
+    """Why this ONNX Runtime cannot let an image's tokens attend to one another, and what helps; empty where it can."""
+    if not _is_older(version, _NOT_CAUSAL):
+        return ""
+    return (
+        f"ONNX Runtime {version} has causal attention only; install onnxruntime 1.32 or newer for images whose tokens "
+        "attend to one another"
+    )
+
+
 def _is_old(version: str) -> bool:
+    return _is_older(version, _OLDEST)
+
+
+def _is_older(version: str, first: tuple[int, int]) -> bool:
     parts = re.match(r"(\d+)\.(\d+)", version)
-    return parts is not None and tuple(map(int, parts.groups())) < _OLDEST
+    return parts is not None and tuple(map(int, parts.groups())) < first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +149,15 @@ class OrtEngine:
         self.half = graph.activations == "float16"
         self.only_last = False  # the graph gives the logits of the last position only
         self.adapts = adapts
-        options = session_options(runtime, exact)
+        self._graph, self._new_options = graph, partial(session_options, runtime, exact)
+        options = self._new_options()
         self.images: ImageFeatures | None = None  # on other providers graphs have no inputs for them
         if attachment is None and package.decoder.vision is not None:
-            self.images = ImageFeatures(lambda: open_on_cpu(package, session_options(runtime, exact)))
+            self.images = ImageFeatures(
+                lambda: open_on_cpu(package, self._new_options()),
+                bidirectional=package.decoder.images_are_bidirectional,
+            )
+        self._image_session: ort.InferenceSession | None = None
         path = package.folder / graph.file
         forgets = GIVES_BACK and attachment is None and not package.decoder.is_recurrent  # whose rewinds go far back
         self.windows = {
@@ -174,6 +196,37 @@ class OrtEngine:
         self.only_last = True
         options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
         return ort.InferenceSession(own, options, enable_fallback=0)
+
+    def image_session(self) -> ort.InferenceSession:
+        """Of the graph for images whose tokens attend to one another; opened for the first of them.
+
+        Raises DeviceError.
+        """
+        if self._image_session is None:
+            self._image_session = self._start_image_session()
+        return self._image_session
+
+    def _start_image_session(self) -> ort.InferenceSession:
+        """It reads and appends to the KV of the graph of all other tokens."""
+        if lack := lacks_image_attention():
+            raise DeviceError(f"{lack}.")
+        graph = self.package.graph(IMAGES.name)
+        if graph is None:
+            raise DeviceError(
+                f"'{self.package.name}' has no graph for the tokens of an image. Write it with: embedllm graph "
+                f"{self.package.folder} --variant {IMAGES.name}"
+            )
+        if self._graph.variant != FLOAT32.name:
+            raise DeviceError(
+                f"the graph for the tokens of an image keeps a KV of floats, and '{self._graph.variant}' another one; "
+                "load the model without kv to give it images."
+            )
+        # packed a second time, the weights would be in memory twice
+        options = self._new_options()
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        path = self.package.folder / graph.file
+        with load_errors(path):
+            return self._start(path, options, None)
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -237,7 +290,7 @@ class OrtEngine:
 
     def close(self) -> None:
         self._pages.stop()
-        self._session = None
+        self._session = self._image_session = None
         if self.images is not None:
             self.images.close()
         self._batches = []  # they hold it, too

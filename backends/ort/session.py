@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
-from embedllm.backends.lora import factors
+from embedllm.backends.images import FIRST_ID, text_and_images
 from embedllm.backends.mrope import open_places
+from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.recurrent_state import HostStateMemory, States
 from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from embedllm.backends.base import Cached, KeyValues, Span
     from embedllm.backends.images import ImageFeatures
     from embedllm.backends.sessions.shared_kv import SharedKv
-    from embedllm.package.architecture import Decoder
     from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.types import F32
@@ -51,6 +51,18 @@ class SessionHost(Protocol):
 
     def empty_kv(self) -> dict[str, NDArray[Cached]]: ...
 
+    def image_session(self) -> ort.InferenceSession:
+        """Of the graph for images whose tokens attend to one another."""
+        ...
+
+
+class _Run(NamedTuple):
+    """A graph with what it is given."""
+
+    session: ort.InferenceSession
+    binding: ort.IOBinding
+    is_image: bool = False  # of all tokens of an image, or of the rest of them
+
 
 class OrtSession:
     """One sequence. Its KV lies in buffers that are past and present at once: a step appends, a rewind is a number."""
@@ -72,6 +84,7 @@ class OrtSession:
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
         self._images = engine.images
+        self._image_session = engine.image_session
         self._seen: list[ort.OrtValue] = []  # inputs of the images in a run, which the binding may not hold
         self._places = open_places(self._decoder, engine.images)
         self._rope: list[NDArray[np.float32]] = []  # tables of its own, where an image has moved positions
@@ -87,7 +100,16 @@ class OrtSession:
     def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         self.check(tokens)
         self.begin_feed(len(tokens))
-        return self._feed(tokens, self._run_options)
+        pieces = self._pieces(tokens)
+        if len(pieces) == 1:
+            return self._feed(tokens, self._run_options)
+        start = self.position
+        try:
+            *_, last = [self._feed(piece, self._run_options) for piece in pieces]
+        except BaseException:
+            self.position = start
+            raise
+        return last
 
     def step(self, token: int, options: ort.RunOptions) -> NumpyLogits:
         """As feed of a token that was checked, which `interrupt` does not stop."""
@@ -118,13 +140,23 @@ class OrtSession:
             return self._feed_each(tokens)
         if self.retention.may_forget(self.position):
             forget(self)
-        binding = self._prepare(tokens, logits_from=0)
-        # without a buffer of ours, which would be checked against the one position that the graph declares
-        binding.bind_output("logits")
-        self._run(binding, len(tokens), self._run_options)
-        rows = binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
+        start, rows = self.position, []
+        try:
+            for piece in self._pieces(tokens):
+                run = self._prepare(piece, logits_from=0)
+                # without a buffer of ours, which would be checked against the one position that the graph declares
+                run.binding.bind_output("logits")
+                self._run(run, len(piece), self._run_options)
+                rows.append(run.binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False))
+        except BaseException:
+            self.position = start
+            raise
         self._end_feed()
-        return rows
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        """What is fed in runs of their own: an image whose tokens attend to one another has another graph."""
+        return text_and_images(tokens) if self._images is not None and self._images.bidirectional else [tokens]
 
     def _feed_each(self, tokens: Sequence[int]) -> F32:
         """As feed_all, where the graph gives one row at a time."""
@@ -239,9 +271,9 @@ class OrtSession:
             self.capacity = capacity
 
     def _feed(self, tokens: Sequence[int], options: ort.RunOptions) -> NumpyLogits:
-        binding = self._prepare(tokens, logits_from=-1)
-        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
-        self._run(binding, len(tokens), options)
+        run = self._prepare(tokens, logits_from=-1)
+        run.binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
+        self._run(run, len(tokens), options)
         self._end_feed()
         return NumpyLogits(self.logits[0, 0].astype(np.float32, copy=False))
 
@@ -260,20 +292,22 @@ class OrtSession:
         if self.shared is not None:
             self.shared.end_feed(self)
 
-    def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
+    def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> _Run:
         """Makes room for the tokens and binds the inputs."""
-        assert self._binding is not None  # checked
         end = self.position + len(tokens)
         self._reserve(end)
         self.put_images(self.position, tokens)
         if self._rope and not self._places:
             self._rope = []
             self._unbind()  # from the tables
-        binding = self._binding
-        if not self._is_bound:
-            bind_kv(binding, self.kv)
-            self._is_bound = True
-        ids = self._bind_images(tokens) if self._images is not None else tokens
+        images, ids = self._images, tokens
+        if images is not None and images.bidirectional and tokens[0] >= FIRST_ID:
+            run = self._image_run()
+        else:
+            run = self._text_run()
+        binding = run.binding
+        if images is not None and (run.is_image or not images.bidirectional):
+            ids = self._bind_images(binding, images, tokens)
         binding.bind_cpu_input("input_ids", np.array([ids], np.int64))
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
         if not self._only_last:
@@ -284,7 +318,7 @@ class OrtSession:
         if self._places:
             self._bind_tables(end)
         self._states.bind(binding)
-        return binding
+        return run
 
     def _bind_tables(self, end: int) -> None:
         """Rotary tables of this sequence, of which a run reads the rows of its own tokens only."""
@@ -298,11 +332,29 @@ class OrtSession:
         for name, table in zip(ROPE_TABLES, self._rope, strict=True):
             self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(table))
 
-    def _bind_images(self, tokens: Sequence[int]) -> Sequence[int] | NDArray[np.int64]:
+    def _text_run(self) -> _Run:
+        assert self._binding is not None  # checked
+        assert self._session is not None  # as long as there is a binding
+        if not self._is_bound:
+            bind_kv(self._binding, self.kv)
+            self._is_bound = True
+        return _Run(self._session, self._binding)
+
+    def _image_run(self) -> _Run:
+        """Of the same KV; its binding goes with it."""
+        session = self._image_session()
+        binding = session.io_binding()
+        binding.bind_output("logits")  # as _unbind() does
+        if self._adapts:
+            bind_adapter(binding, self._decoder, self.adapter)
+        bind_kv(binding, self.kv)
+        return _Run(session, binding, is_image=True)
+
+    def _bind_images(
+        self, binding: ort.IOBinding, images: ImageFeatures, tokens: Sequence[int]
+    ) -> Sequence[int] | NDArray[np.int64]:
         """Binds the features of the images among the tokens, or none; the ids that the graph takes."""
-        assert self._images is not None
-        assert self._binding is not None
-        found = self._images.take(tokens, lambda: self.is_stopping)
+        found = images.take(tokens, lambda: self.is_stopping)
         if found is None and not self._seen:
             return tokens
         width = self._decoder.image_width
@@ -310,14 +362,13 @@ class OrtSession:
         places = np.array([(0, place) for place in (found.places if found else ())], np.int64).reshape(-1, 2)
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (features, places)]
         for name, value in zip(("image_features", "image_positions"), values, strict=True):
-            self._binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_input(name, value)
         self._seen = values
         return tokens if found is None else found.tokens
 
-    def _run(self, binding: ort.IOBinding, count: int, options: ort.RunOptions) -> None:
-        assert self._session is not None  # as long as there is a binding
+    def _run(self, run: _Run, count: int, options: ort.RunOptions) -> None:
         with feed_errors(self.position, lambda: options is self._run_options and self.is_stopping):
-            self._session.run_with_iobinding(binding, options)
+            run.session.run_with_iobinding(run.binding, options)
         self._states.advance()
         self.position += count
 
@@ -341,17 +392,3 @@ class OrtSession:
         new = empty_rows((1, heads, capacity, size), old.dtype, is_windowed=self.retention.is_windowed(name))
         move_rows(name, self, new)
         self.hold({name: new}, capacity)
-
-
-def bind_kv(binding: ort.IOBinding, kv: dict[str, NDArray[Cached]]) -> None:
-    """Past and present are the same buffers: a step appends in place."""
-    for name, array in kv.items():
-        value = ort.OrtValue.ortvalue_from_numpy(array)
-        binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-        binding.bind_ortvalue_output(f"present.{name}", value)
-
-
-def bind_adapter(binding: ort.IOBinding, decoder: Decoder, adapter: Adapter | None) -> None:
-    """The inputs of a graph with room for an adapter."""
-    for name, values in factors(decoder, adapter):
-        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))

@@ -13,7 +13,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import check_change, check_room, check_span, check_state, check_tokens
-from embedllm.backends.images import ImageFeatures, images_of
+from embedllm.backends.images import ImageFeatures, images_of, last_seen
 from embedllm.backends.mrope import open_places
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.vision import open_vision
@@ -53,7 +53,7 @@ class ReferenceEngine:
         self.remedy = LARGER_EXPORT
         self.images: ImageFeatures | None = None
         if self.decoder.vision is not None:
-            self.images = ImageFeatures(lambda: open_vision(self))
+            self.images = ImageFeatures(lambda: open_vision(self), bidirectional=self.decoder.images_are_bidirectional)
         self._packing = packings(package.manifest)
         self._matrices: dict[str, F32] | None = {} if parameters(self.decoder) < _KEPT else None
 
@@ -181,8 +181,11 @@ class ReferenceSession(Layers):
         seen = None if self._images is None else self._images.take(tokens)
         rows = engine.rows(decoder.embedding, tokens if seen is None else seen.tokens.tolist())
         x = self._embedded(rows, self.position)  # [T, hidden]
+        self._last_seen = None
         if seen is not None:
             x[seen.places] = seen.features[:, : decoder.hidden]
+            if self._images is not None and self._images.bidirectional:
+                self._last_seen = np.array(last_seen(tokens, self.position))
         self.put_images(self.position, tokens)
         if decoder.per_layer_embedding is not None:
             table = decoder.per_layer_embedding.table

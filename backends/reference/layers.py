@@ -52,6 +52,8 @@ from embedllm.package.tensors import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embedllm.package.architecture import Decoder
     from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
@@ -87,6 +89,7 @@ class Layers:
             (np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes
         ]
         self._states = self._no_states()
+        self._last_seen: NDArray[np.int64] | None = None  # the last position that each token attends to; None: its own
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -247,7 +250,7 @@ class Layers:
         scores = capped(products / by, attention.softcap)
         query_at = np.arange(self.position, self.position + q.shape[1])[:, None]
         key_at = np.arange(key.shape[1])[None, :]
-        seen = key_at <= query_at
+        seen = key_at <= (query_at if self._last_seen is None else self._last_seen[:, None])
         if attention.window is not None:
             seen &= key_at > query_at - attention.window
         if attention.chunk is not None:

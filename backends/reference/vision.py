@@ -32,16 +32,19 @@ class ReferenceVision(Layers):
     def encode(self, pixel_values: F32) -> F32:
         vision, weights = self._vision, self._weights
         pixels = check_tile(vision, pixel_values)
-        side, grid, by = vision.patch_size, vision.grid, vision.pixel_shuffle
+        side, grid = vision.patch_size, vision.grid
         patches = pixels.reshape(3, grid, side, grid, side).transpose(1, 3, 0, 2, 4).reshape(grid * grid, -1)
         kernel = weights.tensor(f"{PATCHES}.weight").reshape(vision.hidden, -1)
         x = patches @ kernel.T + weights.tensor(f"{PATCHES}.bias")
         x = x + weights.tensor(f"{vision.positions.name}.weight")
         for index, layer in enumerate(vision.layers):
             x = self._layer(index, layer, x)
-        squares = self._norm(x, vision.norm).reshape(grid // by, by, grid // by, by, vision.hidden)
+        by, grid = vision.pooling, grid // vision.pooling
+        x = self._norm(x, vision.norm).reshape(grid, by, grid, by, vision.hidden).mean(axis=(1, 3))
+        by, grid = vision.pixel_shuffle, grid // vision.pixel_shuffle
+        squares = x.reshape(grid, by, grid, by, vision.hidden)
         shuffled = squares.transpose(0, 2, 1, 3, 4).reshape(vision.tile_tokens, -1)
-        return self._linear(shuffled, vision.projector)
+        return self._linear(self._norm(shuffled, vision.projector_norm), vision.projector)
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))

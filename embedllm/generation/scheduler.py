@@ -394,7 +394,7 @@ def _pieces(steps: Sequence[_Ask], prompts: Sequence[_Ask]) -> list[_Part]:
         engine = id(ask.sequence.engine)
         budget = budgets.setdefault(engine, _prompt_budget(ask.sequence, stepping[engine]))
         if budget > 0:
-            count = min(ask.left, budget, ask.sequence.max_feed)
+            count = ask.sequence.piece(ask.feed.tokens, ask.fed, min(ask.left, budget, ask.sequence.max_feed))
             pieces.append((ask, count))
             budgets[engine] -= count
     return pieces

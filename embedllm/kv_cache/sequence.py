@@ -19,6 +19,7 @@ from embedllm.backends.base import (
     RunsBatches,
     TakesAdapters,
 )
+from embedllm.backends.images import images_of
 from embedllm.cancel import Cancel
 from embedllm.kv_cache.block_cache import common_prefix
 from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS, CachedSpan, read_spans
@@ -126,12 +127,23 @@ class CachedSequence:
         """How many tokens one feed may have: between two context shifts, as many as one makes room for."""
         return self.engine.context if self.shift is None else self.shift.step
 
+    def piece(self, tokens: Sequence[int], start: int, count: int) -> int:
+        """How many of a prompt's tokens are fed from a place on, where `count` are asked for.
+
+        More, where an image would be cut whose tokens attend to one another.
+        """
+        images = images_of(self.engine)
+        return count if images is None else images.end_of_piece(tokens, start + count) - start
+
     def truncate_to_prefix(self, prompt: Sequence[int]) -> int:
         """Truncates to the common prefix with a prompt; the number of cached tokens of the prompt.
 
         The last one is always fed again, for its logits.
         """
-        held = self.back(min(common_prefix(self.tokens, prompt), len(prompt) - 1))
+        held = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        if (images := images_of(self.engine)) is not None:
+            held = images.start_of_piece(prompt, held)
+        held = self.back(held)
         self.forget_from(held)
         return held
 
@@ -154,8 +166,10 @@ class CachedSequence:
         """Forgets the tokens from a position on."""
         back = self.back(position)
         self.session.rewind(back)
-        for start in range(back, position, _RECOMPUTE_TOKENS):
-            self.session.feed(self.tokens[start : min(start + _RECOMPUTE_TOKENS, position)])
+        while back < position:
+            end = min(back + self.piece(self.tokens, back, _RECOMPUTE_TOKENS), position)
+            self.session.feed(self.tokens[back:end])
+            back = end
         del self.tokens[position:]
         if self._shifted_from is not None and position <= self._shifted_from:
             self._shifted_from = None

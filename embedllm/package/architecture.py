@@ -499,8 +499,9 @@ class Encoder:
 class Vision:
     """A vision transformer (ViT) and its projector: of each tile of an image, rows that take the place of embeddings.
 
-    x = patches(tile) + positions; layers; norm; pixel shuffle; projector. Tokens of a tile all see each other, and
-    nothing of other tiles. Source: SigLIP (Zhai et al. 2023); pixel shuffle: Idefics3 (Laurencon et al. 2024).
+    x = patches(tile) + positions; layers; norm; pooling; pixel shuffle; projector_norm; projector. Tokens of a tile all
+    see each other, and nothing of other tiles. Source: SigLIP (Zhai et al. 2023); pixel shuffle: Idefics3 (Laurencon et
+    al. 2024); pooling, and attention in both directions: Gemma 3 (Gemma Team 2025).
     """
 
     image_token: int  # the placeholder that prompts have, once for each row
@@ -512,6 +513,9 @@ class Vision:
     norm: Norm
     pixel_shuffle: int  # that many patches in both directions become one row, side by side
     projector: Linear  # [the decoder's hidden, hidden * pixel_shuffle**2]
+    pooling: int = 1  # that many patches in both directions become their mean
+    projector_norm: Norm | None = None  # of what the projector reads
+    bidirectional: bool = False  # in the decoder, the tokens of an image all see each other, within a layer's window
 
     @property
     def hidden(self) -> int:
@@ -525,7 +529,7 @@ class Vision:
     @property
     def tile_tokens(self) -> int:
         """Rows that a tile becomes."""
-        return (self.grid // self.pixel_shuffle) ** 2
+        return (self.grid // self.pooling // self.pixel_shuffle) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -629,6 +633,11 @@ class Decoder:
         """Values of the features of a row of an image: those of an embedding, and those of DeepStack behind them."""
         deepstack = self.vision.deepstack if isinstance(self.vision, DynamicVision) else ()
         return self.hidden * (1 + len(deepstack))
+
+    @property
+    def images_are_bidirectional(self) -> bool:
+        """Whether the tokens of an image attend to one another in the decoder."""
+        return isinstance(self.vision, Vision) and self.vision.bidirectional
 
     @property
     def tied(self) -> bool:

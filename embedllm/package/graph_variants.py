@@ -41,6 +41,7 @@ class GraphVariant:
     splits_rows: bool = False
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     mrope: bool = False  # and rotary tables are, of sequences whose positions images have moved (M-RoPE)
+    bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
     )
@@ -53,12 +54,16 @@ class GraphVariant:
 
     def takes_images(self, decoder: Decoder) -> bool:
         """Whether its graph of a model has inputs for images."""
-        return decoder.vision is not None and self.images and (decoder.rope.mrope is None or self.mrope)
+        if decoder.vision is None or not self.images or decoder.images_are_bidirectional != self.bidirectional:
+            return False
+        return decoder.rope.mrope is None or self.mrope
 
     def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
         if decoder.encoder is not None and self.name not in _ENCODERS:
             return "embedding and reranker models run on cpu, cuda, openvino and reference only"
+        if self.bidirectional and not self.takes_images(decoder):
+            return f"'{decoder.model_type}' has no images whose tokens attend to one another"
         if decoder.is_recurrent and not self.recurrent:
             return f"'{decoder.model_type}' layers have a recurrent state, which sessions of '{self.name}' do not keep"
         if decoder.chunk and not self.chunks:
@@ -142,6 +147,8 @@ FLOAT32 = GraphVariant(
     images=True,
     mrope=True,
 )
+# the decoder for an image's tokens that attend to one another; needs ONNX Runtime 1.32, whose attention can do that
+IMAGES = replace(FLOAT32, name="images-float32", file="model.images.onnx", bidirectional=True, recurrent=False)
 FLOAT16 = GraphVariant(
     name="generic-float16",
     file="model.fp16.onnx",

@@ -193,7 +193,7 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
         if isinstance(decoder.vision, DynamicVision):
             found += [merger.norm for merger in decoder.vision.mergers]
         else:
-            found.append(decoder.vision.norm)
+            found += [decoder.vision.norm, decoder.vision.projector_norm]
     yield from (norm for norm in found if norm is not None)
 
 

@@ -63,12 +63,15 @@ def find_experts(tensors: Mapping[str, Tensor], name: str) -> Experts | None:
     if blocks is not None or scales is not None:
         lacks = "_scales" if scales is None else "_blocks"
         raise ExportError(f"the checkpoint has no tensor '{base}{lacks}', without which MXFP4 cannot be read.")
-    return None if transposed is None or is_megablocks(base) else _Transposed(transposed)
+    return None if transposed is None or has_no_suffix(base) else _Transposed(transposed)
 
 
-def is_megablocks(name: str) -> bool:
-    """Whether a tensor of this name has the matrices of all experts behind each other, [experts * rows, columns]."""
-    return name.endswith(_MEGABLOCKS)
+def has_no_suffix(name: str) -> bool:
+    """Whether a matrix of this name has no ".weight" behind it.
+
+    MegaBlocks' have the matrices of all experts behind each other, [experts * rows, columns]; some are named weights.
+    """
+    return name.endswith((*_MEGABLOCKS, "_weight"))
 
 
 def _stacked(tensors: Mapping[str, Tensor], place: str, number: str, part: str) -> Experts | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.export.checkpoints.fused_experts import find_experts, is_megablocks
+from embedllm.export.checkpoints.fused_experts import find_experts, has_no_suffix
 from embedllm.export.checkpoints.open_files import OpenFiles
 from embedllm.export.checkpoints.quantized.detect import QuantizedMatrix, find_quantized
 from embedllm.export.checkpoints.quantized.packed_integers import PackedMatrix
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 _KEPT = 8  # tensors: two matrices with scales, zero points and the order of their columns
+_SIGLIP, _NEW_SIGLIP = "vision_tower.vision_model.", "vision_tower."
 _OLD = {"weight": "gamma", "bias": "beta"}  # of names in the first BERTs
 
 
@@ -66,12 +67,13 @@ class HuggingFaceSource:
     def _tensor(self, name: str) -> Tensor | None:
         """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
 
-        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta; MegaBlocks' tensors have no ".weight"
-        behind their names.
+        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta. transformers 5 saves SigLIP without
+        "vision_model.".
         """
         part, _, end = name.rpartition(".")
         names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
-        names += [part] if end == "weight" and is_megablocks(part) else []
+        names += [part] if end == "weight" and has_no_suffix(part) else []
+        names += [name.replace(_SIGLIP, _NEW_SIGLIP, 1)] if name.startswith(_SIGLIP) else []
         found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
         return next((tensor for tensor in found if tensor is not None), None)
 

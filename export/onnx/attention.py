@@ -54,6 +54,7 @@ class Attentions:
         self.lengths, self.positions, self.kv_scales = lengths, positions, kv_scales
         self._temperatures: dict[AttentionTemperature, str] = {}
         self._chunk_masks: dict[int, str] = {}
+        self._window_masks: dict[int, str] = {}
         numbers = range(len(decoder.ropes))
         self.tables = [
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
@@ -75,7 +76,9 @@ class Attentions:
             inputs = self.inputs(attention, normed)
             if attention.rope is not None and rotates_inside(attention, self.decoder):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
-            if attention.window is not None:
+            if self.variant.bidirectional:
+                attributes["causal"] = 0
+            elif attention.window is not None:
                 attributes["local_window_size"] = attention.window
             if attention.kv_from is None and self.norms_inside(attention):
                 assert attention.q_norm is not None
@@ -92,6 +95,8 @@ class Attentions:
             attributes["softcap"] = attention.softcap
         chunk = self.decoder.chunk_of(attention)
         bias = "" if chunk is None else self.chunk_mask(chunk)
+        if self.variant.bidirectional and attention.window is not None and attention.window < self.decoder.context:
+            bias = self.window_mask(attention.window)
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
         output = graph.named("context" if attention.mla is None else "context.filled_up")
         graph.node(
@@ -226,15 +231,32 @@ class Attentions:
         if chunk not in self._chunk_masks:
             with_scope, graph.scope = graph.scope, f"chunks.{len(self._chunk_masks)}"
             size, axes = graph.constant(chunk), graph.constant(1, 3)
-            shape = graph.op("Shape", ["attention_mask"], "mask.shape")
-            total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
-            zero, one = (graph.constant(each, scalar=True) for each in (0, 1))
-            keys = graph.op("Div", [graph.op("Range", [zero, total, one], "places"), size], "keys")
+            keys = graph.op("Div", [self.places(), size], "keys")
             queries = graph.op("Unsqueeze", [graph.op("Div", [self.positions, size], "of_tokens"), axes], "queries")
             same = graph.op("Equal", [queries, keys], "same")
             self._chunk_masks[chunk] = graph.op("Where", [same, graph.single(0.0), graph.single(_HIDDEN)], "mask")
             graph.scope = with_scope
         return self._chunk_masks[chunk]
+
+    def window_mask(self, window: int) -> str:
+        """The same of keys that are no longer in a window, where the operator has none: once for all layers."""
+        graph = self.graph
+        if window not in self._window_masks:
+            with_scope, graph.scope = graph.scope, f"windows.{len(self._window_masks)}"
+            oldest = graph.op("Sub", [self.positions, graph.constant(window)], "before")
+            queries = graph.op("Unsqueeze", [oldest, graph.constant(1, 3)], "queries")
+            near = graph.op("Greater", [self.places(), queries], "near")
+            self._window_masks[window] = graph.op("Where", [near, graph.single(0.0), graph.single(_HIDDEN)], "mask")
+            graph.scope = with_scope
+        return self._window_masks[window]
+
+    def places(self) -> str:
+        """The positions of all keys, [total]."""
+        graph = self.graph
+        shape = graph.op("Shape", ["attention_mask"], "mask.shape")
+        total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
+        zero, one = (graph.constant(each, scalar=True) for each in (0, 1))
+        return graph.op("Range", [zero, total, one], "places")
 
     def normed_and_rotated(self, attention: Attention, q: str, k: str) -> list[str]:
         if attention.norm_after_rope:

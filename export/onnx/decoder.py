@@ -97,7 +97,7 @@ class _Emitter:
         graph = self.graph
         if self.variant.lengths_from_mask:
             graph.default("logits_from", -1)
-            lengths, positions = self.lengths(), self.positions() if _reads_positions(decoder) else ""
+            lengths, positions = self.lengths(), self.positions() if _reads_positions(decoder, self.variant) else ""
         else:
             lengths, positions = ["seqlens_k", "total_sequence_length"], "position_ids"
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
@@ -316,9 +316,13 @@ class _Emitter:
         return graph.op("Slice", [x, *bounds], f"{name}.selected")
 
 
-def _reads_positions(decoder: Decoder) -> bool:
+def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
     """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
-    if decoder.chunk or any(attention.temperature is not None for attention in decoder.attentions):
+    if (
+        decoder.chunk
+        or variant.bidirectional
+        or any(attention.temperature is not None for attention in decoder.attentions)
+    ):
         return True
     rotated = (attention for attention in decoder.attentions if attention.rope is not None)
     return decoder.position_embeddings is not None or not all(

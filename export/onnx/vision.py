@@ -46,7 +46,8 @@ class _Emitter:
             graph.scope = f"vision.layers.{index}"
             x = self.layer(index, layer, x)
         graph.scope = "vision"
-        x = self.shuffled(self.norms.plain(x, vision.norm, "norm"))
+        x = self.shuffled(self.pooled(self.norms.plain(x, vision.norm, "norm")))
+        x = self.normed(x, vision.projector_norm)
         self.products.linear(x, [vision.projector], "projector", output="image_features")
         kind, size = FLOAT_TYPES[graph.activations], vision.image_size
         pixels = helper.make_tensor_value_info("pixel_values", kind, ["tiles", 3, size, size])
@@ -84,10 +85,22 @@ class _Emitter:
         q, k, v = self.products.split_linear(read, [attention.q, attention.k, attention.v], "qkv", "qkv")
         return self.graph.op("MultiHeadAttention", [q, k, v], "context", MICROSOFT, num_heads=attention.heads)
 
+    def pooled(self, x: str) -> str:
+        """The means of squares of patches, row by row, [tiles, rows, hidden]."""
+        graph, vision, by = self.graph, self.vision, self.vision.pooling
+        if by == 1:
+            return x
+        side = vision.grid // by
+        squares = graph.op("Reshape", [x, graph.constant(0, side, by, side, by, vision.hidden)], "pooling.squares")
+        means = graph.op("ReduceMean", [squares, graph.constant(2, 4)], "pooling.means", keepdims=0)
+        return graph.op("Reshape", [means, graph.constant(0, side * side, vision.hidden)], "pooled")
+
     def shuffled(self, x: str) -> str:
         """Pixel shuffle: the patches of a square side by side, row by row, [tiles, rows, hidden * square]."""
         graph, vision, by = self.graph, self.vision, self.vision.pixel_shuffle
-        side = vision.grid // by
+        if by == 1:
+            return x
+        side = vision.grid // vision.pooling // by
         squares = graph.op("Reshape", [x, graph.constant(0, side, by, side, by, vision.hidden)], "squares")
         ordered = graph.op("Transpose", [squares], "squares.ordered", perm=[0, 1, 3, 2, 4, 5])
         return graph.op("Reshape", [ordered, graph.constant(0, side * side, by * by * vision.hidden)], "shuffled")

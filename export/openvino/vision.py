@@ -43,7 +43,8 @@ def _written(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> Ir:
         ir.scope = f"vision.layers.{index}"
         x = _layer(products, layer, x)
     ir.scope = "vision"
-    x = _shuffled(ir, vision, normed(ir, x, vision.norm, "norm"))
+    x = _shuffled(ir, vision, _pooled(ir, vision, normed(ir, x, vision.norm, "norm")))
+    x = normed(ir, x, vision.projector_norm, "projector_norm")
     features = products.linear(x, [vision.projector], "projector", tensor="image_features")
     ir.split("Result", [features], "image_features.result", 0)
     return ir
@@ -92,9 +93,22 @@ def _context(products: Products, attention: Attention, read: Value) -> Value:
     return ir.op("Reshape", [merged, ir.constant([0, 0, attention.o.columns])], "context", special_zero=True)
 
 
+def _pooled(ir: Ir, vision: Vision, x: Value) -> Value:
+    """Average pooling, as export/onnx/vision.py has it."""
+    by, side = vision.pooling, vision.grid // vision.pooling
+    if by == 1:
+        return x
+    shape = ir.constant([0, side, by, side, by, vision.hidden])
+    squares = ir.op("Reshape", [x, shape], "pooling.squares", special_zero=True)
+    means = ir.op("ReduceMean", [squares, ir.constant([2, 4])], "pooling.means", keep_dims=False)
+    return ir.op("Reshape", [means, ir.constant([0, side * side, vision.hidden])], "pooled", special_zero=True)
+
+
 def _shuffled(ir: Ir, vision: Vision, x: Value) -> Value:
     """Pixel shuffle, as export/onnx/vision.py has it."""
-    by, side = vision.pixel_shuffle, vision.grid // vision.pixel_shuffle
+    by, side = vision.pixel_shuffle, vision.grid // vision.pooling // vision.pixel_shuffle
+    if by == 1:
+        return x
     shape = ir.constant([0, side, by, side, by, vision.hidden])
     squares = ir.op("Reshape", [x, shape], "squares", special_zero=True)
     ordered = ir.op("Transpose", [squares, ir.constant([0, 1, 3, 2, 4, 5])], "squares.ordered")

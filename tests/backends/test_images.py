@@ -14,7 +14,9 @@ from embedllm.backends.images import (
     ImageFeatures,
     check_tile,
     image_ids,
+    last_seen,
     place_images,
+    text_and_images,
     without_images,
 )
 from embedllm.export.architectures import describe
@@ -24,6 +26,8 @@ from tests.support.families import SMOLVLM
 from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, Image, image
 
 HIDDEN = 4
+IDS = [*image_ids(image(1))]
+OTHERS = [*image_ids(image(2))]
 
 
 class Encoder:
@@ -39,8 +43,8 @@ class Encoder:
         return found
 
 
-def features(encoder: Encoder, **options: int) -> ImageFeatures:
-    return ImageFeatures(lambda: encoder, **options)
+def features(encoder: Encoder, *, bidirectional: bool = False, budget_bytes: int = 1 << 20) -> ImageFeatures:
+    return ImageFeatures(lambda: encoder, bidirectional=bidirectional, budget_bytes=budget_bytes)
 
 
 def test_an_id_is_above_every_vocabulary_and_says_of_which_image_and_row() -> None:
@@ -49,6 +53,25 @@ def test_an_id_is_above_every_vocabulary_and_says_of_which_image_and_row() -> No
     assert FIRST_ID <= one[0] < one[-1] < 1 << 63
     assert set(one).isdisjoint(other)
     assert image_ids(image(1)) == one  # of the same pixels, another object
+
+
+def test_a_feed_is_parted_at_both_ends_of_each_image() -> None:
+    assert text_and_images([5, 6]) == [[5, 6]]
+    assert text_and_images([*IDS[3:], *IDS, *OTHERS, 5, 6, *IDS]) == [IDS[3:], IDS, OTHERS, [5, 6], IDS]
+
+
+def test_tokens_of_an_image_attend_up_to_its_last_one() -> None:
+    assert last_seen([5, *IDS[:3], *OTHERS[:2], 6], 10) == [10, 13, 13, 13, 15, 15, 16]
+
+
+def test_a_piece_of_a_prompt_does_not_end_within_an_image_whose_tokens_attend_to_one_another() -> None:
+    tokens = [5, *IDS, *IDS, 6]
+    whole = features(Encoder(), bidirectional=True)
+    ends = [whole.end_of_piece(tokens, end) for end in (1, 2, TILE_TOKENS + 1, TILE_TOKENS + 2, len(tokens))]
+    assert ends == [1, TILE_TOKENS + 1, TILE_TOKENS + 1, 2 * TILE_TOKENS + 1, len(tokens)]
+    assert [whole.start_of_piece(tokens, start) for start in (0, 1, 2, TILE_TOKENS + 1)] == [0, 1, 1, TILE_TOKENS + 1]
+    assert features(Encoder()).end_of_piece(tokens, 2) == 2
+    assert features(Encoder()).start_of_piece(tokens, 2) == 2
 
 
 def test_images_take_the_places_of_their_placeholders_in_order() -> None:

@@ -21,7 +21,7 @@ from embedllm.images.processors import open_processor
 from embedllm.images.settings import FILES
 from embedllm.package.package import open_package
 from embedllm.text.chat_template import Message
-from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, chat_checkpoint
+from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, chat_checkpoint, gemma_chat_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,23 @@ def test_a_chat_sees_the_image(llm: Model) -> None:
                for seed in (3, 4, 3)]  # fmt: skip
     assert replies[0].tokens == replies[2].tokens != replies[1].tokens
     assert features.encoded == before + 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino", "reference"])
+def test_a_chat_with_gemma_3_sees_images(tmp_path: Path, device: str) -> None:
+    folder = convert(gemma_chat_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe(bits=32))
+    with embedllm.load(folder, device=device, exact=device != "reference") as llm:
+        one, two = ({"type": "image", "image": picture(seed)} for seed in (1, 2))
+        request = llm.request(asked("is ", one, " like ", two, "?"))
+        start, end = (llm.tokenizer.token_id(text) for text in ("<start_of_image>", "<end_of_image>"))
+        places = [place for place, token in enumerate(request.prompt) if token == start]
+        assert [request.prompt[place + TILE_TOKENS + 1] for place in places] == [end, end]
+        assert all(token >= FIRST_ID for place in places for token in request.prompt[place + 1 :][:TILE_TOKENS])
+        assert [one.tokens for one in request.images] == [TILE_TOKENS, TILE_TOKENS]
+        replies = [llm.chat(asked("is ", *pair, "?"), temperature=0, max_tokens=4).logprobs
+                   for pair in ((one, two), (two, one), (one, two))]  # fmt: skip
+    assert replies[2] == pytest.approx(replies[0], abs=1e-4)
+    assert replies[1] != pytest.approx(replies[0], abs=1e-2)
 
 
 def test_a_placeholder_in_a_text_is_only_text(llm: Model) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 import embedllm
 from embedllm.export import Recipe, convert
 from tests.server.serving import serving
-from tests.support.vision import TILE_TOKENS, chat_checkpoint
+from tests.support.vision import TILE_TOKENS, chat_checkpoint, gemma_chat_checkpoint
 
 
 def png() -> str:
@@ -77,6 +77,15 @@ def test_an_image_is_part_of_the_prompt(seeing: str, path: str) -> None:
     assert counts.get("prompt_tokens", 0) + counts.get("input_tokens", 0) + counts.get("cache_read_input_tokens", 0) > (
         5 * TILE_TOKENS
     )
+
+
+def test_gemma_3_sees_images_of_requests(tmp_path: Path) -> None:
+    folder = convert(gemma_chat_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe(bits=32))
+    with embedllm.load(folder, device="cpu") as llm, serving(model=llm) as served:
+        for path in DIALECTS:
+            status, reply = post(f"{served.url}{path}", {"model": "demo", **DIALECTS[path](URL)})
+            assert status == 200, reply
+            assert sum(count for count in reply["usage"].values() if isinstance(count, int)) > TILE_TOKENS
 
 
 @pytest.mark.parametrize("path", DIALECTS)

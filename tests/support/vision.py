@@ -16,7 +16,7 @@ from embedllm.backends.images import place_images
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from tests.support.described import RandomSource
-from tests.support.families import SIGLIP, SMOLVLM
+from tests.support.families import GEMMA3, SIGLIP, SMOLVLM
 from tests.support.tiny import tiny_config, write_tokenizer
 
 if TYPE_CHECKING:
@@ -68,6 +68,24 @@ def vision_checkpoint(folder: Path) -> Path:
     return folder
 
 
+def gemma_checkpoint(folder: Path, window: int) -> Path:
+    """A random Gemma 3 with the names of published checkpoints, as vision_checkpoint(). window: in tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = {**GEMMA3, "eos_token_id": None, "max_position_embeddings": 512, "sliding_window": window}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": SIGLIP, "mm_tokens_per_image": TILE_TOKENS,
+              "image_token_index": IMAGE_TOKEN}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = RandomSource(describe(Config(config))).tensors
+    kernel = "vision_tower.vision_model.embeddings.patch_embedding.weight"
+    side = int(str(SIGLIP["patch_size"]))
+    tensors[kernel] = tensors[kernel].reshape(-1, 3, side, side)
+    projector = "multi_modal_projector.mm_input_projection_weight"
+    tensors[projector] = np.ascontiguousarray(tensors.pop(f"{projector}.weight").T)
+    save_file(tensors, folder / "model.safetensors")
+    write_tokenizer(folder, 307)
+    return folder
+
+
 def seeing_prompt(*parts: Image | Sequence[int]) -> tuple[list[int], tuple[Image, ...]]:
     """Token ids, each image as its placeholder tokens; and the images."""
     tokens: list[int] = []
@@ -96,18 +114,50 @@ LONGEST_EDGE = 2 * TILE  # of an image whose tiles are 2 by 2, or fewer
 def chat_checkpoint(folder: Path) -> Path:
     """As vision_checkpoint(), with the tokens, the chat template and the image processor of SmolVLM."""
     vision_checkpoint(folder)
+    tags = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    _write_chat(
+        folder,
+        special=["<image>", "<fake_token_around_image>", "<global-img>", *tags],
+        named={"image_token": "<image>"},
+        template=_TEMPLATE,
+        processor={"processor_class": "SmolVLMProcessor", "image_seq_len": TILE_TOKENS},
+        pixels={"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": LONGEST_EDGE},
+                "max_image_size": {"longest_edge": TILE}},
+    )  # fmt: skip
+    return folder
+
+
+def gemma_chat_checkpoint(folder: Path) -> Path:
+    """As gemma_checkpoint(), with the tokens, the image processor and a template like that of Gemma 3."""
+    gemma_checkpoint(folder, window=50)
+    _write_chat(
+        folder,
+        special=["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
+        named={"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
+        template=_TEMPLATE.replace("<image>", "<start_of_image>"),
+        processor={"processor_class": "Gemma3Processor", "image_seq_length": TILE_TOKENS},
+        pixels={"image_processor_type": "Gemma3ImageProcessor", "size": {"height": TILE, "width": TILE},
+                "do_pan_and_scan": None},
+    )  # fmt: skip
+    return folder
+
+
+def _write_chat(
+    folder: Path,
+    *,
+    special: Sequence[str],
+    named: dict[str, str],
+    template: str,
+    processor: dict[str, object],
+    pixels: dict[str, object],
+) -> None:
+    """special: tokens, of which the first is the placeholder."""
     write_tokenizer(folder, IMAGE_TOKEN - 10)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])
-    tags = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
-    tokenizer.add_special_tokens(["<image>", "<fake_token_around_image>", "<global-img>", *tags])
+    tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "image_token": "<image>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": _TEMPLATE}))
-    processor = {"processor_class": "SmolVLMProcessor", "image_seq_len": TILE_TOKENS}
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": template}))
     (folder / "processor_config.json").write_text(json.dumps(processor))
-    pixels = {"size": {"longest_edge": LONGEST_EDGE}, "max_image_size": {"longest_edge": TILE}}
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({"image_processor_type": "SmolVLMImageProcessor", **pixels})
-    )
-    return folder
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))

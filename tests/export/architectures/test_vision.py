@@ -16,6 +16,7 @@ from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import image_ids, images_of, place_images
 from embedllm.export import Recipe, convert
 from tests.support.families import FAMILIES, make_checkpoint
+from tests.support.families import GEMMA3 as TEXT
 from tests.support.vision import IMAGE_TOKEN, TILE, Image, image, seeing_prompt, seeing_request
 
 torch = pytest.importorskip("torch")
@@ -38,10 +39,19 @@ class Made(NamedTuple):
     package: Path
 
 
-@pytest.fixture(scope="module", params=["smolvlm", "idefics3"])
+GEMMA3 = FAMILIES["gemma3"]  # whose windows are shorter than an image
+CASES = {
+    **{name: FAMILIES[name] for name in ("smolvlm", "idefics3", "gemma3")},
+    "gemma3 with wide windows": replace(
+        GEMMA3, values={**GEMMA3.values, "text_config": {**TEXT, "sliding_window": 50}}
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("family")
-    theirs = make_checkpoint(root / "checkpoint", FAMILIES[request.param])
+    theirs = make_checkpoint(root / "checkpoint", CASES[request.param])
     return Made(theirs, convert(root / "checkpoint", root / "package", Recipe(bits=32)))
 
 
@@ -51,11 +61,17 @@ def llm(request: pytest.FixtureRequest, made: Made) -> Iterator[Model]:
         yield opened
 
 
-def pixels(images: tuple[Image, ...]) -> dict[str, Any]:
-    """As transformers takes them: of one prompt, the tiles of all images."""
+def pixels(made: Made, images: tuple[Image, ...]) -> dict[str, Any]:
+    """As transformers takes them: of one prompt, the tiles of all images; of Gemma 3, of all prompts."""
     if not images:
         return {}
-    return {"pixel_values": torch.from_numpy(np.concatenate([one.pixel_values for one in images]))[None]}
+    tiles = torch.from_numpy(np.concatenate([one.pixel_values for one in images]))
+    return {"pixel_values": tiles if is_bidirectional(made) else tiles[None]}
+
+
+def is_bidirectional(made: Made) -> bool:
+    """Whether transformers asks which tokens are of images, to let them attend to one another."""
+    return made.theirs.config.model_type == "gemma3"
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
@@ -69,7 +85,7 @@ def test_features_follow_transformers(made: Made, llm: Model) -> None:
     kept.add([TWO])
     found = llm.runner.call(lambda: kept.rows(image_ids(TWO)))
     with torch.no_grad():
-        expected = made.theirs.model.get_image_features(**pixels((TWO,))).pooler_output
+        expected = made.theirs.model.get_image_features(**pixels(made, (TWO,))).pooler_output
     assert_close(found, torch.cat(list(expected)).numpy())
 
 
@@ -87,9 +103,11 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
 
     ids = torch.tensor([tokens])
     with torch.no_grad():
-        logits = made.theirs(input_ids=ids, **pixels(images)).logits[0].numpy()
-        reply = made.theirs.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels(images),
-                                     max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels(made, images)}
+        if is_bidirectional(made):
+            given["token_type_ids"] = (ids == IMAGE_TOKEN).long()
+        logits = made.theirs(**given).logits[0].numpy()
+        reply = made.theirs.generate(**given, max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)
     assert_close(llm.runner.call(fed), logits)
     request = seeing_request(llm, *PROMPTS[name], tokens=REPLY)
     request = replace(request, stop_tokens=frozenset({2}), min_tokens=REPLY)  # as min_new_tokens has it
