@@ -15,6 +15,12 @@ import pytest
 from embedllm.backends.devices.drivers import MODULES
 
 ROOT = Path(__file__).parents[2]
+# optional dependencies, which a development environment has: to look through them takes most of the time
+OPTIONAL = (
+    "IPython", "PIL", "PySide6", "hypothesis", "langchain_core", "llama_index", "llm", "matplotlib", "mcp", "numba",
+    "onnxruntime_genai", "openvino", "openvino_genai", "openvino_tokenizers", "opentelemetry", "optimum", "pandas",
+    "peft", "pyarrow", "pytest", "ray", "scipy", "torch", "torchvision", "transformers",
+)  # fmt: skip
 PROGRAM = """
 import sys
 import embedllm
@@ -61,7 +67,7 @@ def test_the_demo_can_be_left_out(config: dict[str, dict[str, bool]], has_demo: 
 def test_a_packed_program_answers(tmp_path: Path) -> None:
     pytest.importorskip("PyInstaller")
     (tmp_path / "program.py").write_text(PROGRAM)
-    excluded = [f"--exclude-module={name}" for name in ("PySide6", "torch", "openvino", "transformers")]
+    excluded = [f"--exclude-module={name}" for name in OPTIONAL]
     packed = run(
         sys.executable, "-m", "PyInstaller", "--log-level=WARN", f"--paths={ROOT}", "program.py", *excluded,
         f"--additional-hooks-dir={ROOT / 'embedllm' / 'integrations' / 'pyinstaller'}", cwd=tmp_path,

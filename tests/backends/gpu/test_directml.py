@@ -122,13 +122,13 @@ def test_logits_follow_the_reference(
 
 @pytest.mark.slow
 def test_replies_of_the_demo_are_those_of_the_cpu() -> None:
-    """20 greedy replies. Where the two part, their best two tokens are nearly equal: the CPU's margin says so."""
+    """Eight greedy replies. Where the two part, their best two tokens are nearly equal: the CPU's margin says so."""
     package = open_package(package_folder("demo"))
     cpu = OrtEngine(package, graph_of(package, "generic-float32"), DEVICE, exact=True)
     ours = engine(package)
     parted = 0
     with embedllm.load("demo", device="cpu") as model:
-        for prompt in PROMPTS:
+        for prompt in PROMPTS[:8]:
             tokens = model.request(model.prompt([{"role": "user", "content": prompt}])).prompt
             parted += same_replies(cpu, ours, list(tokens), package.stop_tokens)
     assert parted <= 1  # measured: none, also with 40 tokens a reply
