@@ -26,7 +26,7 @@ ENOUGH = 32  # sequences: docs/numerics.md#methods-compared
 _FLOOR = 0.1
 # The most columns of a block in which errors are compensated, and what products of inputs of different groups are
 # multiplied by, because a few thousand tokens do not tell them exactly: docs/numerics.md#the-default
-_BLOCK, _SHRINKAGE = 256, 0.5
+_BLOCK, _SHRINKAGE = 640, 0.5
 _VALUES = 1 << 29  # of all blocks, at most; matrices that share their inputs share them, which leaves some 1.3 GB
 _COMPENSATED_BITS = (4,)
 # A tied table is the head's weights and also the model's input, where all its values count alike: so much more of it.
