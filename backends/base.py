@@ -98,6 +98,18 @@ class FeedsAll(Protocol):
 
 
 @runtime_checkable
+class GivesHidden(Protocol):
+    """A session that keeps hidden states of its newest tokens: what the model's head reads."""
+
+    position: int
+
+    @property
+    def hidden(self) -> HiddenRows | None:
+        """None where its graph gives none."""
+        ...
+
+
+@runtime_checkable
 class FeedsAsync(Protocol):
     """A session whose feed is awaited, where there are no threads: in a browser."""
 
@@ -281,6 +293,17 @@ class VisionEncoder(Protocol):
 
         pixel_values: [1, 3, height, width]. Raises ValueError for a tile of another size, DeviceError.
         """
+        ...
+
+
+class HiddenRows(Protocol):
+    """Hidden states of consecutive tokens, `first` to before `stop`."""
+
+    first: int
+    stop: int
+
+    def get(self, start: int, stop: int) -> F32:
+        """Copies of those of the tokens from `start` to before `stop`, [T, hidden]."""
         ...
 
 

@@ -27,7 +27,9 @@ from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
     FLOAT32,
+    HIDDEN,
     IMAGES,
+    MTP,
     OPENVINO,
     VARIANTS,
     VISION_ON_GPU,
@@ -54,7 +56,8 @@ _OF_IMAGES = Graph(file=IMAGES.file, variant=IMAGES.name, activations=IMAGES.act
 _GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 NAMES = tuple(graph.variant for graph in _OF_TEXT)  # of the export of a model without a vision encoder
-ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED))
+_HIDDEN = Graph(file=HIDDEN.file, variant=HIDDEN.name, activations=HIDDEN.activations)  # no part of an export
+ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, _HIDDEN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ def build(variant_name: str, model: Model) -> bytes:
         return openvino_model.build(model.decoder, model.layout, model.packing)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
-    known = (*VARIANTS, IMAGES, *VISION_VARIANTS)
+    known = (*VARIANTS, IMAGES, *VISION_VARIANTS, HIDDEN, MTP)
     return _onnx(next(variant for variant in known if variant.name == variant_name), model)
 
 
@@ -117,7 +120,7 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     package = open_package(folder, whole=False)
     if reason := _unsupported(variant_name, package.decoder):
         raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {reason}.")
-    graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED) if graph.variant == variant_name)
+    graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED, _HIDDEN) if graph.variant == variant_name)
     data = _made(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
@@ -144,14 +147,20 @@ def _unsupported(variant_name: str, decoder: Decoder) -> str:
     )
 
 
+def stored_layout(package: Package) -> Layout:
+    """Where everything lies in a package's weights file."""
+    header = read_header(package.weights)
+    placed = {name: Placed(Entry(name, t.dtype, t.shape), t.offset) for name, t in header.tensors.items()}
+    return Layout(b"", placed, package.weights.stat().st_size)
+
+
 def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
     """The graph, from what is in the folder."""
     header = read_header(package.weights)
-    placed = {name: Placed(Entry(name, t.dtype, t.shape), t.offset) for name, t in header.tensors.items()}
     recipe = package.manifest.get("recipe")
     model = Model(
         decoder=package.decoder,
-        layout=Layout(b"", placed, package.weights.stat().st_size),
+        layout=stored_layout(package),
         packing=packings(package.manifest),
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )

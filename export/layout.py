@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.files.safetensors_header import BYTES
 from embedllm.package.graph_variants import OPENVINO, VISION_OPENVINO
+from embedllm.package.package import WEIGHTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +50,7 @@ class Placed:
 
     entry: Entry
     offset: int
+    file: str = WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)

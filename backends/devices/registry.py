@@ -18,9 +18,9 @@ from embedllm.backends.devices.selection import Refusal, resolve
 from embedllm.backends.devices.support import external_graph_unsupported, package_unsupported
 from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
-from embedllm.errors import DeviceUnavailable
+from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import CALIBRATED, VARIANTS
+from embedllm.package.graph_variants import CALIBRATED, HIDDEN, MTP, VARIANTS
 from embedllm.package.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
@@ -33,13 +33,20 @@ class DeviceCatalog:
     """The devices of this machine for one folder, listed source by source when they are first asked for."""
 
     def __init__(
-        self, package: Package | None = None, *, exact: bool = False, kv: str | None = None, adapts: bool = False
+        self,
+        package: Package | None = None,
+        *,
+        exact: bool = False,
+        kv: str | None = None,
+        adapts: bool = False,
+        gives_hidden: bool = False,
     ) -> None:
         """package: devices that it has no graph for, or that cannot do what is asked, are not available."""
         self._package = package
         self._exact = exact
         self._kv = kv
         self._adapts = adapts
+        self._gives_hidden = gives_hidden
         self._listed: dict[Source, list[Device]] = {}
 
     def everything(self) -> list[Device]:
@@ -71,7 +78,8 @@ class DeviceCatalog:
         if self._package is None or not device.available:
             return device
         package = suited(self._package, device)
-        found = _unsupported(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts)
+        found = _unsupported(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts,
+                             gives_hidden=self._gives_hidden)  # fmt: skip
         return replace(device, available=False, reason=found.reason, remedy=found.remedy) if found else device
 
 
@@ -149,10 +157,11 @@ def open_engine(
     adapts: bool = False,
     openvino: OpenVINOOptions | None = None,
     variants: Mapping[str, Sequence[str]] | None = None,
+    gives_hidden: bool = False,
 ) -> Engine:
     """Loads the package on an available device.
 
-    adapts: its sessions shall take adapters.
+    adapts: its sessions shall take adapters. gives_hidden: they shall keep hidden states; on no pair.
     variants: by the device's name, or the names of a pair's devices, of the graphs that may be used, as a probe found
     them right; where there is none, whatever the device may run. One that it cannot run gives way to the next.
     Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
@@ -170,13 +179,15 @@ def open_engine(
             variants=variants,
         )
     allowed = (variants or {}).get(device.name, ())
-    if unsupported := _unsupported(package, device, exact=exact, kv=kv, adapts=adapts, variants=allowed):
+    if unsupported := _unsupported(package, device, exact=exact, kv=kv, adapts=adapts, variants=allowed,
+                                   gives_hidden=gives_hidden):  # fmt: skip
         raise cannot_run(device, *unsupported)
     family = device_family(device)
     opens = family.open if package.encoder is None else family.open_encoder
     assert opens is not None  # as _unsupported found
     refused: list[DeviceUnavailable] = []
-    for graph in capabilities(device).graphs(package, exact=exact, kv=kv, variants=allowed) or [None]:
+    graphs = capabilities(device).graphs(package, exact=exact, kv=kv, variants=allowed, gives_hidden=gives_hidden)
+    for graph in graphs or [None]:
         try:
             return opens(
                 OpenOptions(
@@ -196,6 +207,19 @@ def open_engine(
     if len(refused) == 1:
         raise refused[0]
     raise DeviceUnavailable(" ".join(map(str, refused)), [one for error in refused for one in error.tried])
+
+
+def open_mtp(package: Package, device: Device, *, runtime: RuntimeOptions, exact: bool) -> Engine:
+    """Loads a multi-token prediction head on the device of its target model, which was opened with gives_hidden.
+
+    Raises DeviceError; PackageError for a folder whose graph is damaged.
+    """
+    opens, graph = device_family(device).open_mtp, package.graph(MTP.name)
+    assert opens is not None  # as _unsupported found for the target model
+    if graph is None:
+        remedy = f"embedllm mtp {package.folder.parent} CHECKPOINT --replace"
+        raise PackageError(f"'{package.folder}' has no '{MTP.name}' graph. Write it again: {remedy}")
+    return opens(OpenOptions(package=package, device=device, graph=graph, runtime=runtime, exact=exact))
 
 
 def _is_pair(name: str) -> bool:
@@ -280,6 +304,7 @@ def _unsupported(
     kv: str | None = None,
     adapts: bool = False,
     variants: Sequence[str] = (),
+    gives_hidden: bool = False,
 ) -> Unsupported | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
     halves = _halves(device)
@@ -287,6 +312,8 @@ def _unsupported(
         reason = f"'{package.name}' is an embedding or reranker model, which this device does not support"
         return Unsupported(reason, "use the device 'cpu', 'cuda' or 'openvino'")
     without_adapters = adapts and not all(capabilities(half).adapters for half in halves)
+    if gives_hidden and not all(capabilities(half).hidden for half in halves):
+        return Unsupported("it runs no multi-token prediction heads with this library", "use the device 'cpu'")
     if len(halves) > 1:
         return _pair_unsupported(package, kv=kv, without_adapters=without_adapters)
     family, can = device_family(device), capabilities(device)
@@ -308,8 +335,8 @@ def _unsupported(
         return Unsupported(reason, "load it without exact")
     if found := family.unsupported_request(exact):
         return found
-    if can.variants and not can.graphs(package, exact=exact, kv=kv, variants=variants):
-        allowed = can.allowed_variants(exact=exact, kv=kv, variants=variants)
+    if can.variants and not can.graphs(package, exact=exact, kv=kv, variants=variants, gives_hidden=gives_hidden):
+        allowed = can.allowed_variants(exact=exact, kv=kv, variants=variants, gives_hidden=gives_hidden)
         return _without_graph(package, allowed, can.variants)
     return package_unsupported(package, family, kv=kv)
 
@@ -330,7 +357,7 @@ def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[
     names = " or ".join(f"'{variant}'" for variant in allowed or variants)
     if reasons := [
         reason
-        for one in (*VARIANTS, *CALIBRATED)
+        for one in (*VARIANTS, *CALIBRATED, HIDDEN)
         if one.name in allowed and (reason := one.unsupported(package.decoder))
     ]:
         return Unsupported(f"there is no {names} graph of '{package.name}': {reasons[0]}", "use another device")

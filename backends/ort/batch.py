@@ -11,6 +11,7 @@ from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.runtime import first_line, ort
 from embedllm.backends.sessions.shared_kv import SharedKv
 from embedllm.errors import DeviceError
+from embedllm.package.graph_variants import LAST_HIDDEN_STATE
 
 if TYPE_CHECKING:
     from embedllm.backends.ort.session import OrtSession
@@ -27,6 +28,7 @@ class BatchHost(Protocol):
 
     package: Package
     adapts: bool
+    hidden_rows: int
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -67,8 +69,11 @@ class Batch:
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed at {positions}: {first_line(error)}") from error
         rows = [logits[members.index(session), 0] for session in sessions]
+        hidden = self._bound.hidden
         for session in sessions:
             session.position += 1
+            if session.hidden is not None:
+                session.hidden.put(session.position, hidden[members.index(session)])
         self.shared.end_run(given.keys(), slots)
         return [row.astype(np.float32, copy=False) for row in rows]
 
@@ -97,6 +102,9 @@ class _Bound:
         if engine.adapts:
             bind_adapter(self.binding, engine.package.decoder, adapter)
         self.binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
+        self.hidden = np.empty((len(slots), 1, engine.package.decoder.hidden), np.float32)  # where they are given
+        if engine.hidden_rows:
+            self.binding.bind_ortvalue_output(LAST_HIDDEN_STATE, ort.OrtValue.ortvalue_from_numpy(self.hidden))
 
     def prepare(self, tokens: Sequence[int], positions: Sequence[int], stepping: Collection[Member]) -> np.ndarray:
         """Sets the inputs of a run, by slot; where its logits will lie, [B, 1, V]."""

@@ -10,7 +10,7 @@ from embedllm.backends.driver import TESTED_LINUX, DeviceFamily, Driver, MemoryF
 from embedllm.backends.ort.providers import INSTALL, Provider, source
 from embedllm.errors import PackageError
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.graph_variants import EXTERNAL, FLOAT32, INT4_KV, INT8_KV
+from embedllm.package.graph_variants import EXTERNAL, FLOAT32, HIDDEN, INT4_KV, INT8_KV
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +57,13 @@ def _open(options: OpenOptions) -> Engine:
     )
 
 
+def _open_mtp(options: OpenOptions) -> Engine:
+    from embedllm.backends.ort.mtp import MtpEngine
+
+    return MtpEngine(options.package, options.require_graph(), options.device, runtime=options.runtime,
+                     exact=options.exact)  # fmt: skip
+
+
 def _open_encoder(options: OpenOptions) -> Engine:
     from embedllm.backends.ort.encoder import open_cpu
 
@@ -100,9 +107,11 @@ DRIVER = Driver(
             name=CPU.device,
             open=_open,
             open_encoder=_open_encoder,
+            open_mtp=_open_mtp,
             capabilities=replace(
                 CPU.capabilities(),
                 kv={"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)},
+                hidden=(HIDDEN.name,),
                 external_graphs=(EXTERNAL.name,),
                 adapters=True,
                 recurrent=True,

@@ -33,7 +33,7 @@ from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.files.optional_packages import needs
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import FLOAT32, IMAGES
+from embedllm.package.graph_variants import FLOAT32, HIDDEN, IMAGES, MTP
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -51,6 +51,8 @@ CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no fast
 PROMPT_BUDGET = 16
 _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
 _NOT_CAUSAL = (1, 32)  # the first with GroupQueryAttention that is not causal
+# Of a prompt's last tokens. The head begins with them: reading all of a prompt would cost more than what it lacks.
+_HIDDEN_ROWS = {HIDDEN.name: 64, MTP.name: 1}
 _PAST = "past_key_values."
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 _TYPES = {
@@ -136,8 +138,9 @@ class OrtEngine:
         exact: bool = False,
         attachment: Attachment | None = None,
         adapts: bool = False,
+        weights_folder: Path | None = None,
     ) -> None:
-        """exact: float activations, whatever the graph allows.
+        """exact: float activations, whatever the graph allows. weights_folder: None: the graph's own.
 
         attachment: of the provider to run on; None: the CPU's. adapts: its sessions take adapters; on the CPU only.
         Raises DeviceError; DeviceUnavailable when part of the work would run on the CPU instead.
@@ -151,6 +154,7 @@ class OrtEngine:
         self.adapts = adapts
         self._graph, self._new_options = graph, partial(session_options, runtime, exact)
         options = self._new_options()
+        self.hidden_rows = _HIDDEN_ROWS.get(graph.variant, 0)
         self.images: ImageFeatures | None = None  # on other providers graphs have no inputs for them
         if attachment is None and package.decoder.vision is not None:
             self.images = ImageFeatures(
@@ -168,7 +172,7 @@ class OrtEngine:
         }
         self._pages = HugePages()
         with load_errors(path), self._pages:
-            self._session = self._start(path, options, attachment)
+            self._session = self._start(path, options, attachment, weights_folder)
         # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
         # nor of a recurrent model: a step beside others would change the states of those that only lie between
         joins = attachment is None and not exact and not package.decoder.is_recurrent
@@ -178,9 +182,14 @@ class OrtEngine:
         if attachment is not None:
             check_assignments(self._session, attachment.runs, device, "use another device")
 
-    def _start(self, path: Path, options: ort.SessionOptions, attachment: Attachment | None) -> ort.InferenceSession:
+    def _start(
+        self, path: Path, options: ort.SessionOptions, attachment: Attachment | None, weights_folder: Path | None
+    ) -> ort.InferenceSession:
         if attachment is None:
             model: str | bytes = os.fspath(path)
+            if weights_folder is not None:
+                model = path.read_bytes()  # of a file, its own folder is that of the weights
+                options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(weights_folder))
             if self.adapts:
                 with needs("onnx", "LoRA adapters on the CPU"):
                     from embedllm.backends.ort.lora import with_adapters
@@ -218,15 +227,15 @@ class OrtEngine:
             )
         if self._graph.variant != FLOAT32.name:
             raise DeviceError(
-                f"the graph for the tokens of an image keeps a KV of floats, and '{self._graph.variant}' another one; "
-                "load the model without kv to give it images."
+                f"the graph for the tokens of an image keeps a KV of floats and no hidden states, unlike "
+                f"'{self._graph.variant}'; load the model without kv and draft to give it images."
             )
         # packed a second time, the weights would be in memory twice
         options = self._new_options()
         options.add_session_config_entry("session.disable_prepacking", "1")
         path = self.package.folder / graph.file
         with load_errors(path):
-            return self._start(path, options, None)
+            return self._start(path, options, None, None)
 
     @property
     def session(self) -> ort.InferenceSession:

@@ -14,9 +14,11 @@ from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.recurrent_state import HostStateMemory, States
 from embedllm.backends.ort.runtime import feed_errors, ort
+from embedllm.backends.sessions.hidden_rows import HiddenRows
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
+from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE
 from embedllm.package.tensors import ROPE_TABLES
 from embedllm.sampling.numpy_logits import NumpyLogits
 
@@ -40,6 +42,7 @@ class SessionHost(Protocol):
     package: Package
     adapts: bool
     only_last: bool
+    hidden_rows: int  # of the last tokens of a feed, whose hidden states the graph shall give; 0: it cannot
     images: ImageFeatures | None
     windows: dict[str, int]  # by the name of the keys or values
 
@@ -85,6 +88,11 @@ class OrtSession:
         self._only_last = engine.only_last
         self._images = engine.images
         self._image_session = engine.image_session
+        self.hidden = HiddenRows(self._decoder.hidden) if engine.hidden_rows else None
+        self.hidden_states: F32 | None = None  # that a head reads with the next tokens, [1, T, D]
+        self._hidden_rows = engine.hidden_rows
+        self._first_hidden: ort.OrtValue | None = None  # the value of hidden_from
+        self._given_hidden = np.empty((1, 0, 0), np.float32)  # by the last run
         self._seen: list[ort.OrtValue] = []  # inputs of the images in a run, which the binding may not hold
         self._places = open_places(self._decoder, engine.images)
         self._rope: list[NDArray[np.float32]] = []  # tables of its own, where an image has moved positions
@@ -232,6 +240,8 @@ class OrtSession:
             for part, values in zip(("key", "value"), pair, strict=True):
                 self.kv[f"{index}.{part}"][0, :, self.position : end] = values
         self.position = end
+        if self.hidden is not None:
+            self.hidden.clear()
 
     @property
     def has_own_positions(self) -> bool:
@@ -315,10 +325,22 @@ class OrtSession:
             # and kept by us: the binding of older versions (1.24 to 1.27) leaves it to be freed before the run
             self._first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
             binding.bind_ortvalue_input("logits_from", self._first)
+        if self.hidden is not None:
+            self._bind_hidden(binding, len(tokens), is_all=logits_from == 0)
         if self._places:
             self._bind_tables(end)
         self._states.bind(binding)
         return run
+
+    def _bind_hidden(self, binding: ort.IOBinding, count: int, *, is_all: bool) -> None:
+        """Binds room for the hidden states of all tokens of a feed, or of the last ones; and those that it reads."""
+        rows = count if is_all else min(count, self._hidden_rows)
+        self._given_hidden = np.empty((1, rows, self._decoder.hidden), np.float32)
+        self._first_hidden = ort.OrtValue.ortvalue_from_numpy(np.array([-rows], np.int64))  # kept as self._first is
+        binding.bind_ortvalue_input(HIDDEN_FROM, self._first_hidden)
+        binding.bind_ortvalue_output(LAST_HIDDEN_STATE, ort.OrtValue.ortvalue_from_numpy(self._given_hidden))
+        if self.hidden_states is not None:
+            binding.bind_cpu_input(HIDDEN_STATES, self.hidden_states)
 
     def _bind_tables(self, end: int) -> None:
         """Rotary tables of this sequence, of which a run reads the rows of its own tokens only."""
@@ -371,6 +393,8 @@ class OrtSession:
             run.session.run_with_iobinding(run.binding, options)
         self._states.advance()
         self.position += count
+        if self.hidden is not None:
+            self.hidden.put(self.position, self._given_hidden[0])
 
     def _reserve(self, tokens: int) -> None:
         """Makes room for that many tokens; buffers grow one by one, so that only one is there twice."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from embedllm.backends.base import Engine, FeedsAll, Interruptible, Session, TakesAdapters
+from embedllm.backends.base import Engine, FeedsAll, GivesHidden, Interruptible, Session, TakesAdapters
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import HiddenRows
     from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.types import F32, Logits
@@ -53,6 +54,11 @@ class StatefulSession:
     @property
     def capacity(self) -> int:
         return self._plain.capacity
+
+    @property
+    def hidden(self) -> HiddenRows | None:
+        """Of what is held, whatever has to be fed again."""
+        return self._plain.hidden if isinstance(self._plain, GivesHidden) else None
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         return self._fed(tokens, self._plain.feed)

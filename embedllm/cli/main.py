@@ -27,6 +27,7 @@ from embedllm.cli.commands.graph import graph
 from embedllm.cli.commands.inspect import inspect
 from embedllm.cli.commands.mcp import mcp
 from embedllm.cli.commands.models import models, pull, rm
+from embedllm.cli.commands.mtp import mtp
 from embedllm.cli.commands.run import run
 from embedllm.cli.commands.serve import serve
 from embedllm.cli.commands.shard import shard
@@ -113,8 +114,8 @@ def cli() -> None:
     """
 
 
-_COMMANDS = (run, chat, embed, rerank, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families,
-             mcp, models, pull, rm, serve, worker)  # fmt: skip
+_COMMANDS = (run, chat, embed, rerank, export, graph, mtp, shard, inspect, fit, tune, bench, evaluate, devices,
+             families, mcp, models, pull, rm, serve, worker)  # fmt: skip
 for command in _COMMANDS:
     cli.add_command(command)
 

@@ -25,7 +25,7 @@ from embedllm.generation.outbox import AsyncOutbox, Outbox
 from embedllm.generation.request import Request, check_request
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING, Job, Scheduler, Steps
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
-from embedllm.generation.speculation.speculator import Draft, Speculator
+from embedllm.generation.speculation.speculator import Draft, Drafter, Speculator
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_handle import SequenceHandle
@@ -48,7 +48,7 @@ class Runner:
         engine: Engine,
         text: TextCodec,
         *,
-        draft: Runner | None = None,
+        draft: Drafter | None = None,
         prefix_cache: PrefixCache | None = None,
         adapters: Adapters | None = None,
         max_running: int = MAX_RUNNING,
@@ -58,8 +58,9 @@ class Runner:
         speculates: bool = False,
         loaded: LoadedFiles | None = None,
     ) -> None:
-        """draft: of a smaller model with the same vocabulary. adapters: None: the engine takes none.
+        """draft: of a smaller model with the same vocabulary, or a head of this one.
 
+        adapters: None: the engine takes none.
         max_running, max_waiting: see Scheduler. kv_tokens: see SequencePool. is_direct: without the thread: whoever
         calls computes, in one thread at a time, and several calls take turns (in a browser). speculates: by default,
         where a reply cannot be repeated anyway. loaded: what the engine has mapped.
@@ -311,9 +312,13 @@ class Runner:
         except Interrupted:
             yield _cancelled_in_queue(request, job) if generation is None else _ended(generation.cancelled(), job)
 
+    def can_draft_for(self, request: Request) -> bool:
+        """Whether this draft model reads such prompts."""
+        return not request.images
+
     @contextmanager
-    def draft_sequence(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
-        """Within the block, a sequence of this draft model proposes tokens for another model."""
+    def draft_sequence(self, target: CachedSequence, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
+        """Within the block, a sequence of this draft model proposes tokens for another model, whatever its sequence."""
         with self.sequences.borrow(prompt) as used, used.interruptible(cancel):
             yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
 
@@ -335,8 +340,8 @@ class Runner:
             proposer = None
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
                 draft = None
-                if self.draft is not None and request.speculate != "lookup" and not request.images:
-                    draft = held.enter_context(self.draft.draft_sequence(request.prompt, cancel))
+                if self.draft is not None and request.speculate != "lookup" and self.draft.can_draft_for(request):
+                    draft = held.enter_context(self.draft.draft_sequence(used, request.prompt, cancel))
                 uses_lookup = request.speculate != "draft"
                 proposer = Speculator(text, self._experience, draft=draft, uses_lookup=uses_lookup,
                                        room=used.room)  # fmt: skip

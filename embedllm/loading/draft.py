@@ -1,15 +1,59 @@
-"""Whether a model can be the draft model of another: their token ids must mean the same."""
+"""Whether a model can draft for another: their token ids must mean the same, or it is a head of that one."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedllm.package.package import Package
+from embedllm.errors import PackageError
+from embedllm.package.architecture import Decoder
+from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.text.protocols import ModelCodec
 from embedllm.text.vocabulary import difference
 
 if TYPE_CHECKING:
+    from embedllm.loading.options import LoadOptions
     from embedllm.model.model import Model
+
+
+def check_is_no_head(package: Package) -> None:
+    """Raises PackageError for a multi-token prediction head, which runs beside its target model only."""
+    if _is_head(package):
+        raise PackageError(
+            f"'{package.folder}' is a multi-token prediction head, which drafts for the model in the folder around it. "
+            f"Load that one: embedllm.load('{package.folder.parent}', draft='{package.folder}')"
+        )
+
+
+def _is_head(package: Package) -> bool:
+    return isinstance(package.architecture, Decoder) and package.architecture.mtp is not None
+
+
+def head_of(package: Package, options: LoadOptions) -> Package | None:
+    """The multi-token prediction head that draft= names; None where it names a draft model, or nothing.
+
+    Raises PackageError for a folder that is damaged, ValueError for a head of another model and for options that it
+    cannot be combined with.
+    """
+    draft = options.draft
+    if draft is None or not isinstance(draft, str | os.PathLike) or not (Path(draft) / MANIFEST).is_file():
+        return None
+    head = open_package(draft)
+    if not _is_head(head):
+        return None
+    if head.folder.resolve().parent != package.folder.resolve():
+        raise ValueError(
+            f"'{head.folder}' is a head of the model in '{head.folder.resolve().parent}', and drafts for no other."
+        )
+    if head.manifest.get("target_sha256") != package.stored.sha256:
+        raise PackageError(
+            f"'{head.folder}' was made for other weights than those of '{package.name}'. "
+            f"Write it again: embedllm mtp {package.folder} CHECKPOINT --replace"
+        )
+    if odd := [name for name in ("kv", "adapters") if getattr(options, name) is not None]:
+        raise ValueError(f"a multi-token prediction head is not combined with {' and '.join(odd)}; leave one out.")
+    return head
 
 
 def check_draft(package: Package, tokenizer: ModelCodec, draft: Model) -> None:

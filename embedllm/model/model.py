@@ -38,6 +38,7 @@ from embedllm.text.stream import text_after
 
 if TYPE_CHECKING:
     from embedllm.backends.base import MemoryEstimate
+    from embedllm.generation.speculation.mtp import MtpDrafter
     from embedllm.text.chat_template import JSON
     from embedllm.types import F32
 
@@ -57,7 +58,7 @@ class Model:
         defaults: Defaults,
         template: ChatTemplate | None = None,  # None: the folder's own
         grammars: Grammars | None = None,  # None: no response_format
-        draft: Model | None = None,
+        draft: Model | MtpDrafter | None = None,
         owns_draft: bool = False,
         memory: MemoryEstimate | None = None,
         prefix_cache: PrefixCache | None = None,  # None: no prefix cache
@@ -73,7 +74,8 @@ class Model:
         parse_special: bool = False,
         loaded: LoadedFiles | None = None,  # None: the device has copied them
     ) -> None:
-        """draft: draft model for speculative decoding, with the same vocabulary. owns_draft: this one closes it.
+        """draft: for speculative decoding, a model with the same vocabulary or a head of this one. owns_draft: it is
+        closed with this one.
 
         parse_special: see load().
         """
@@ -89,7 +91,7 @@ class Model:
         """What it was expected to need and what was free, before it was loaded; None: in a browser."""
         self.tuned = tuned
         """What tune() measured of how it runs, or why that was not used; empty: in a browser."""
-        draft_runner = None if draft is None else draft.runner
+        draft_runner = draft.runner if isinstance(draft, Model) else draft
         self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, adapters=adapters,
                              max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens,
                              is_direct=is_direct, speculates=speculates, loaded=loaded)  # fmt: skip

@@ -599,6 +599,20 @@ class DynamicVision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MultiTokenPrediction:
+    """What makes a multi-token prediction head (MTP, DeepSeek-V3; `nextn`) of a decoder of one layer.
+
+    Its layer reads fc([embedding_norm(embedding of token t + 1), hidden_norm(hidden state of token t)]), where the
+    hidden state is what the target model's own head reads, or what this one's head has read for the token before.
+    Embedding, head and rotary tables are the target model's.
+    """
+
+    embedding_norm: Norm
+    hidden_norm: Norm
+    fc: Linear  # [hidden, 2 * hidden]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """A whole model: embedding, layers, final norm, head."""
 
@@ -619,6 +633,7 @@ class Decoder:
     logits_softcap: float = 0.0  # final logit soft-capping: softcap * tanh(logit / softcap); 0: none
     encoder: Encoder | None = None  # an embedding or reranker model, which has no logits: its head is its embedding
     vision: Vision | DynamicVision | None = None  # of a vision-language model
+    mtp: MultiTokenPrediction | None = None  # a multi-token prediction head of another model
 
     @property
     def vocabulary(self) -> int:

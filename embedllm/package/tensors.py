@@ -169,6 +169,8 @@ def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
         yield decoder.per_layer_embedding.projection
     if decoder.altup_streams is not None:
         yield from (*decoder.altup_streams.projections, *decoder.altup_streams.unembed_projections)
+    if decoder.mtp is not None:
+        yield decoder.mtp.fc
 
 
 def norms(decoder: Decoder) -> Iterator[Norm]:
@@ -176,6 +178,7 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     found = [decoder.embedding_norm, decoder.per_layer_embedding and decoder.per_layer_embedding.norm]
     bias = decoder.encoder and decoder.encoder.position_bias
     found += [bias.norm] if isinstance(bias, DisentangledAttention) else []
+    found += [decoder.mtp.embedding_norm, decoder.mtp.hidden_norm] if decoder.mtp is not None else []
     for layer in decoder.layers:
         mixer = layer.attention
         inner = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []

@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from embedllm.export.layout import Layout
 from embedllm.package.architecture import Linear
-from embedllm.package.package import WEIGHTS
 from embedllm.package.wasm_floats import FLOATS, joined
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Graph:
         first = self._layout.placed[entries[0]].entry
         rows = sum(self._layout.placed[entry].entry.shape[0] for entry in entries)
         tensor = TensorProto(name=name, data_type=_STORED_TYPES[first.dtype], dims=shape or [rows, *first.shape[1:]])
-        return self._external(tensor, WEIGHTS, self._layout.span(entries))
+        return self._external(tensor, self._layout.placed[entries[0]].file, self._layout.span(entries))
 
     def size(self, entry: str) -> int:
         """Values of an entry of the weights file."""

@@ -34,11 +34,12 @@ from embedllm.package.architecture import (
     Laurel,
     Layer,
     Mamba2,
+    MultiTokenPrediction,
     Norm,
     PerLayerEmbedding,
     PerLayerInput,
 )
-from embedllm.package.graph_variants import GraphVariant
+from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import ROPE_TABLES, scale_name
@@ -97,6 +98,8 @@ class _Emitter:
         graph = self.graph
         if self.variant.lengths_from_mask:
             graph.default("logits_from", -1)
+            if self.variant.gives_hidden:
+                graph.default(HIDDEN_FROM, -1)
             lengths, positions = self.lengths(), self.positions() if _reads_positions(decoder, self.variant) else ""
         else:
             lengths, positions = ["seqlens_k", "total_sequence_length"], "position_ids"
@@ -106,6 +109,8 @@ class _Emitter:
         per_layer_inputs = (
             self.per_layer_inputs(decoder, decoder.per_layer_embedding, hidden) if decoder.per_layer_embedding else ""
         )
+        if decoder.mtp is not None:
+            hidden = self.with_hidden_states(decoder.mtp, hidden)
         if decoder.altup_streams is not None:
             graph.scope = "streams"
             hidden = self.altup_streams.begun(decoder.altup_streams, hidden)
@@ -129,6 +134,9 @@ class _Emitter:
         if decoder.altup_streams is not None:
             hidden = self.altup_streams.ended(decoder.altup_streams, hidden)
         normed, _ = self.norms.stream(hidden, residual, decoder.norm, "norm")
+        if self.variant.gives_hidden:
+            graph.node("Identity", [normed], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
+            normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
         self.head(decoder, normed)
         return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant))
 
@@ -142,6 +150,14 @@ class _Emitter:
             rows = self.graph.op("Gather", [self.graph.cast(table), positions], "positions", axis=0)
             x = self.graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
+
+    def with_hidden_states(self, mtp: MultiTokenPrediction, x: str) -> str:
+        """What a multi-token prediction layer reads, of the embeddings x of the tokens that follow the hidden ones."""
+        graph = self.graph
+        graph.scope = "mtp"
+        parts = [self.norms.plain(x, mtp.embedding_norm, "embedding_norm"),
+                 self.norms.plain(HIDDEN_STATES, mtp.hidden_norm, "hidden_norm")]  # fmt: skip
+        return self.products.linear(graph.op("Concat", parts, "both", axis=-1), [mtp.fc], "fc")
 
     def with_images(self, decoder: Decoder, x: str) -> str:
         """The rows x [B, T, hidden], those of images in their places; none by default."""
@@ -308,12 +324,16 @@ class _Emitter:
         return graph.op("Add", [start, before], "positions")
 
     def select_positions(self, x: str, name: str) -> str:
-        """The positions from `logits_from` on, or those that `logits_at` names."""
+        """The positions from `logits_from` or `hidden_from` on, or those that `logits_at` names."""
         graph = self.graph
         if not self.variant.lengths_from_mask:
             return graph.op("Gather", [x, "logits_at"], f"{name}.selected", axis=1)
-        bounds = ["logits_from", graph.constant(_TO_END), graph.constant(1)]
-        return graph.op("Slice", [x, *bounds], f"{name}.selected")
+        first = HIDDEN_FROM if self.variant.gives_hidden else "logits_from"
+        return graph.op("Slice", [x, *self.bounds(first)], f"{name}.selected")
+
+    def bounds(self, first: str) -> list[str]:
+        """Of a Slice of all positions from that one on."""
+        return [first, self.graph.constant(_TO_END), self.graph.constant(1)]
 
 
 def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
@@ -350,6 +370,8 @@ def _signature(
         ]
         selector = [_info("logits_at", integer, ["logits"])]
         logits_count, before = "logits", "capacity"
+    if variant.gives_hidden:
+        selector.append(_info(HIDDEN_FROM, integer, [1]))
     if variant.takes_images(decoder):
         selector += [
             _info("image_features", kind, ["images", decoder.image_width]),  # rows of all images in this run
@@ -359,6 +381,10 @@ def _signature(
             rope_shape = ["places", decoder.rope.rotary_dim // 2]
             selector += [_info(name, TensorProto.FLOAT, rope_shape) for name in ROPE_TABLES]
     outputs = [_info("logits", kind, ["batch", logits_count, decoder.vocabulary])]
+    if variant.gives_hidden:
+        outputs.append(_info(LAST_HIDDEN_STATE, kind, ["batch", "hidden_rows", decoder.hidden]))
+    if decoder.mtp is not None:
+        inputs.append(_info(HIDDEN_STATES, kind, ["batch", "tokens", decoder.hidden]))
     for number, attention in enumerate(decoder.kv_attentions):
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
             shape = ["batch", attention.kv_heads, length, attention.head_dim // per_element]

@@ -25,7 +25,7 @@ from embedllm.export.rounding.quantize import NOT_FINITE, quantize
 from embedllm.export.writing.passthrough import OrderedSource, PackedSource, read_packed
 from embedllm.export.writing.plan import Plan, with_orders
 from embedllm.package import rope
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.packing import Packed, Packing
 from embedllm.package.tensors import rope_name, small_matrices, vectors, vision_runs
 
@@ -112,8 +112,8 @@ def filled(
         return writer.finish()
 
 
-def _write_small(source: Source, plan: Plan, write: Write) -> None:
-    decoder = plan.decoder
+def write_floats(source: Source, decoder: Decoder, write: Write) -> None:
+    """Every small tensor of a source: norms, biases, routers."""
 
     def copy(name: str, origin: str, values: F32) -> None:
         if not np.isfinite(values).all():
@@ -124,6 +124,11 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
         copy(vector.name, vector.source, read_vector(source, vector))
     for linear in small_matrices(decoder):
         copy(f"{linear.name}.weight", linear.source, read_matrix(source, linear, 0, linear.rows))
+
+
+def _write_small(source: Source, plan: Plan, write: Write) -> None:
+    decoder = plan.decoder
+    write_floats(source, decoder, write)
     for number, rotary in enumerate(decoder.ropes):
         step = max(1, _PIECE // rotary.rotary_dim)
         for index, part in enumerate(("cos", "sin")):

@@ -10,12 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
 
 from embedllm.generation.loop import DecodeStep, Feed, Feedable, FeedGenerator
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
 from embedllm.generation.speculation.prompt_lookup import LONGEST, PromptLookup
 from embedllm.types import Logits
+
+if TYPE_CHECKING:
+    from embedllm.cancel import Cancel
+    from embedllm.generation.request import Request
+    from embedllm.kv_cache.sequence import CachedSequence
 
 MAX_DRAFT_TOKENS = 31  # per step
 # Wrong guesses may lose half a step at first, this part of one with each token, and what right guesses have won; but of
@@ -52,6 +58,24 @@ class Draft:
             self.sequence.rewind_by(len(held) - place)
         self._agreed = len(self.tokens)
         return [self.tokens[at : at + self._chunk] for at in range(place, len(self.tokens), self._chunk)]
+
+
+class Drafter(Protocol):
+    """A draft model, or a head of the target model itself."""
+
+    def can_draft_for(self, request: Request) -> bool:
+        """Whether it reads such prompts."""
+        ...
+
+    def draft_sequence(
+        self, target: CachedSequence, prompt: Sequence[int], cancel: Cancel
+    ) -> AbstractContextManager[Draft]:
+        """Within the block, a sequence that proposes tokens for the request that runs on `target`."""
+        ...
+
+    def check_files(self) -> None:
+        """Raises PackageError where its weights were changed on disk."""
+        ...
 
 
 class Speculator:

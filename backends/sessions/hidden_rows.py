@@ -1,0 +1,43 @@
+"""The hidden states of the newest tokens of a sequence, which a multi-token prediction head reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+_KEPT = 256  # tokens at least, of those that were given: 1 MB for a hidden size of 1,024
+
+
+class HiddenRows:
+    """Rows of consecutive tokens, `first` to before `stop`; older ones are forgotten."""
+
+    def __init__(self, size: int) -> None:
+        """size: of a hidden state."""
+        self.first = self.stop = 0
+        self._rows = np.empty((2 * _KEPT, size), np.float32)
+
+    def put(self, stop: int, rows: F32) -> None:
+        """The hidden states [T, size] of the last tokens before `stop`, in place of those from there on."""
+        start = stop - len(rows)
+        if not self.first <= start <= self.stop:
+            self.first = start  # between what is kept and these, some are missing
+        kept = start - self.first
+        if kept + len(rows) > len(self._rows):
+            dropped = kept - max(0, _KEPT - len(rows))
+            self._rows[: kept - dropped] = self._rows[dropped:kept].copy()
+            self.first, kept = self.first + dropped, kept - dropped
+        self._rows[kept : kept + len(rows)] = rows
+        self.stop = stop
+
+    def get(self, start: int, stop: int) -> F32:
+        """Copies of those of the tokens from `start` to before `stop`, which are there."""
+        assert self.first <= start <= stop <= self.stop
+        return self._rows[start - self.first : stop - self.first].copy()
+
+    def clear(self) -> None:
+        """Forgets all: tokens come that nobody gives hidden states of."""
+        self.first = self.stop = 0

@@ -1,0 +1,68 @@
+"""Drafts by a multi-token prediction head (MTP), which reads the hidden states of the target model's sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, cast
+
+from embedllm.backends.base import Engine, Session
+from embedllm.cancel import Cancel
+from embedllm.generation.engine_loop import CallerThread, EngineLoop
+from embedllm.generation.request import Request
+from embedllm.generation.speculation.speculator import Draft
+from embedllm.kv_cache.sequence import CachedSequence
+from embedllm.package.file_state import LoadedFiles
+
+
+class FollowingSession(Session, Protocol):
+    """A session of a head."""
+
+    def follow(self, session: Session) -> None:
+        """Reads the hidden states of that session from now on."""
+        ...
+
+
+class HeadEngine(Engine, Protocol):
+    """A head as an engine."""
+
+    def open(self, capacity: int = 0) -> FollowingSession: ...
+
+
+class MtpDrafter:
+    """A head and its sequences: one for each request that runs."""
+
+    def __init__(self, engine: HeadEngine, loaded: LoadedFiles, *, is_direct: bool = False) -> None:
+        """loaded: what the engine has mapped. is_direct: without the thread of the device, as its target model is."""
+        self._engine = engine
+        self._thread = None if is_direct else EngineLoop.of(engine.device.name)
+        self._loop = self._thread or CallerThread()
+        self._loaded = loaded
+
+    def can_draft_for(self, request: Request) -> bool:
+        """Not where a context shift renumbers what the target model holds, and not behind images."""
+        return not request.images and request.shift is None
+
+    @contextmanager
+    def draft_sequence(self, target: CachedSequence, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
+        """Within the block, the head drafts for what the target model's sequence reads."""
+        sequence = self._loop.call(lambda: self._opened(target))
+        try:
+            with sequence.interruptible(cancel):
+                yield Draft(sequence, prompt, context=self._engine.context, chunk=self._engine.chunk)
+        finally:
+            self._loop.call(sequence.close)
+
+    def _opened(self, target: CachedSequence) -> CachedSequence:
+        sequence = CachedSequence(self._engine, self._loop)
+        cast("FollowingSession", sequence.session).follow(target.session)
+        return sequence
+
+    def check_files(self) -> None:
+        """Raises PackageError where its weights were changed on disk."""
+        self._loaded.check()
+
+    def close(self) -> None:
+        """Frees the head; its requests have ended. In a process that was forked since, nothing is freed."""
+        if self._thread is None or self._thread.is_alive:
+            self._loop.call(self._engine.close)

@@ -1,0 +1,225 @@
+"""Multi-token prediction heads: they compute what torch does, and change nothing of a reply but its speed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import embedllm
+from embedllm import Model, Sampling
+from embedllm.backends.ort.mtp import MtpSession
+from embedllm.cancel import Cancel
+from embedllm.cli.main import cli
+from embedllm.errors import DeviceUnavailable, ExportError, PackageError
+from embedllm.export import Recipe, convert
+from embedllm.export.mtp import add_mtp
+from embedllm.generation.speculation.mtp import MtpDrafter
+from embedllm.package.package import WEIGHTS, open_package
+from tests.support.mtp_heads import add_head, torch_logits
+from tests.support.tiny import tiny_checkpoint
+from tests.support.tiny_recurrent import tiny_qwen3_5
+
+TOKENS = [5, 6, 7, 8, 9, 40, 41, 42, 43]
+GREEDY = Sampling(temperature=0)
+CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
+    "qwen3": lambda folder: add_head(tiny_checkpoint(folder), layer=0),
+    "qwen3_5": lambda folder: add_head(tiny_qwen3_5(folder), layer=1),  # a recurrent model
+}
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return CHECKPOINTS[request.param](tmp_path_factory.mktemp(request.param) / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def package(checkpoint: Path) -> Path:
+    folder = convert(checkpoint, checkpoint.parent / "package", Recipe(bits=32))
+    add_mtp(folder, checkpoint, bits=32)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(package: Path) -> Iterator[Model]:
+    with embedllm.load(package, device="cpu", exact=True, draft=package / "mtp") as model:
+        yield model
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are proposed whatever they cost: else the clock decides whether a test tests anything."""
+
+    def worth(self: object, shares: object, *, each: float = 0.0) -> tuple[int, float]:
+        return 3, 2.0
+
+    monkeypatch.setattr("embedllm.generation.speculation.speculator.Speculator._worth", worth)
+
+
+def opened_head(llm: Model, fed: list[int]) -> tuple[MtpSession, object]:
+    """A head's session beside a sequence that has read these tokens."""
+    drafter = llm.runner.draft
+    assert isinstance(drafter, MtpDrafter)
+    target = llm.runner.engine.open()
+    target.feed(fed)
+    head = drafter._engine.open()  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(head, MtpSession)
+    head.follow(target)
+    return head, target
+
+
+def row(logits: object) -> np.ndarray:
+    return logits._row  # type: ignore[attr-defined]  # of NumpyLogits
+
+
+@pytest.mark.peer
+def test_a_head_computes_what_torch_does_whole_in_pieces_and_after_a_rewind(llm: Model, checkpoint: Path) -> None:
+    wanted, _ = torch_logits(checkpoint, TOKENS)
+    head, _ = opened_head(llm, TOKENS[:-1])
+    assert abs(row(head.feed(TOKENS)) - wanted[-1]).max() < 1e-4
+    head.rewind(4)
+    assert head.position == 4
+    for at in (4, 5):
+        assert abs(row(head.feed([TOKENS[at]])) - wanted[at - 1]).max() < 1e-4
+    assert abs(row(head.feed(TOKENS[6:])) - wanted[-1]).max() < 1e-4
+
+
+def test_a_draft_is_read_again_with_the_models_hidden_states(llm: Model) -> None:
+    whole, _ = opened_head(llm, TOKENS[:-1])
+    wanted = row(whole.feed(TOKENS)).copy()
+    head, target = opened_head(llm, TOKENS[:4])
+    head.feed(TOKENS[:5])
+    head.feed([TOKENS[5]])  # with the head's own hidden states: the model has not read token 4
+    head.feed([TOKENS[6]])
+    target.feed(TOKENS[4:-1])  # type: ignore[attr-defined]  # a session
+    assert abs(row(head.feed(TOKENS[7:])) - wanted).max() < 1e-4
+
+
+def test_a_head_that_has_paused_begins_with_the_newest_tokens(llm: Model) -> None:
+    tokens = [*TOKENS * 8]
+    paused, target = opened_head(llm, tokens[:4])
+    paused.feed(tokens[:5])
+    target.feed(tokens[4:-1])  # type: ignore[attr-defined]  # a session
+    late = row(paused.feed(tokens[5:])).copy()
+    fresh, _ = opened_head(llm, tokens[:-1])
+    assert abs(late - row(fresh.feed(tokens))).max() > 1e-3
+    assert paused._inner.position < len(tokens) - 5  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.peer
+def test_a_draft_goes_on_with_the_heads_own_hidden_states_until_the_model_has_read_it(
+    llm: Model, checkpoint: Path
+) -> None:
+    """What was read with them is read again with the model's, so that later drafts do not begin with guesses."""
+    head, target = opened_head(llm, TOKENS[:4])
+    head.feed(TOKENS[:5])
+    guessed = row(head.feed([TOKENS[5]])).copy()
+    wanted, _ = torch_logits(checkpoint, TOKENS)
+    assert abs(guessed - wanted[4]).max() > 1e-2  # the model has not read token 4
+    target.feed(TOKENS[4:6])  # type: ignore[attr-defined]  # a session
+    assert abs(row(head.feed([TOKENS[6]])) - wanted[5]).max() < 1e-4
+
+
+def test_a_head_begins_where_hidden_states_are_kept(llm: Model) -> None:
+    """Of a sequence that comes from the prefix cache there are none: the head has not seen the tokens before."""
+    if llm.package.decoder.is_recurrent:
+        pytest.skip("whose KV is not moved")
+    head, target = opened_head(llm, TOKENS[:4])
+    other = llm.runner.engine.open()
+    other.import_state(target.export_state(0, 4))  # type: ignore[attr-defined]  # both are sessions that move it
+    other.feed(TOKENS[4:6])
+    head.follow(other)
+    late = row(head.feed(TOKENS[:7])).copy()
+    target.feed(TOKENS[4:6])  # type: ignore[attr-defined]
+    whole, _ = opened_head(llm, TOKENS[:6])
+    early = row(whole.feed(TOKENS[:7]))
+    assert np.isfinite(late).all()
+    assert abs(late - early).max() > 1e-3
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=1, temperature=0.3)])
+def test_a_head_changes_no_reply(llm: Model, sampling: Sampling) -> None:
+    plain = llm.generate(TOKENS, sampling, max_tokens=40, speculate="off")
+    drafted = llm.generate(TOKENS, sampling, max_tokens=40, speculate="draft")
+    assert drafted.tokens == plain.tokens
+    assert drafted.statistics.drafted_tokens
+
+
+@pytest.mark.usefixtures("free")
+def test_requests_that_run_together_have_a_head_each(llm: Model) -> None:
+    prompts = [TOKENS, TOKENS[:4], [9, 8, 7]]
+    plain = [llm.generate(prompt, GREEDY, max_tokens=20, speculate="off").tokens for prompt in prompts]
+    requests = [llm.request(prompt, GREEDY, max_tokens=20, speculate="draft") for prompt in prompts]
+    for chunks, tokens in zip(llm.runner.run_all(requests, Cancel()), plain, strict=True):
+        assert tuple(chunk.token for chunk in chunks if chunk.token is not None) == tokens
+
+
+@pytest.mark.usefixtures("free")
+def test_a_model_without_a_thread_has_a_head_too(package: Path) -> None:
+    with embedllm.load(package, device="cpu", exact=True, draft=package / "mtp", threaded=False) as model:
+        plain = model.generate(TOKENS, GREEDY, max_tokens=12, speculate="off")
+        assert model.generate(TOKENS, GREEDY, max_tokens=12, speculate="draft").tokens == plain.tokens
+
+
+def test_the_folder_loads_as_before_and_the_head_has_no_copy_of_the_embedding(package: Path) -> None:
+    names = [graph.variant for graph in open_package(package).graphs]
+    assert "hidden-float32" in names
+    matrix = 307 * 64 * 4
+    assert (package / "mtp" / WEIGHTS).stat().st_size < 64 * 128 * 4 + 250_000
+    assert b"embedding.weight" not in (package / "mtp" / WEIGHTS).read_bytes()
+    assert (package / WEIGHTS).stat().st_size > matrix
+    with embedllm.load(package, device="cpu") as model:
+        assert model.generate(TOKENS, GREEDY, max_tokens=3).tokens
+
+
+def test_a_head_is_refused_where_it_does_not_belong(package: Path, checkpoint: Path, tmp_path: Path) -> None:
+    head = package / "mtp"
+    with pytest.raises(PackageError, match="drafts for the model in the folder around it"):
+        embedllm.load(head, device="cpu")
+    with pytest.raises(DeviceUnavailable, match="no multi-token prediction heads"):
+        embedllm.load(package, device="reference", draft=head)
+    with pytest.raises(ValueError, match="not combined with adapters"):
+        embedllm.load(package, device="cpu", draft=head, adapters={})
+    other = convert(checkpoint, tmp_path / "other", Recipe(bits=8))
+    with pytest.raises(ValueError, match="drafts for no other"):
+        embedllm.load(other, device="cpu", draft=head)
+    os.rename(add_mtp(other, checkpoint), tmp_path / "moved")  # noqa: PTH104  # a path object is given
+    package_of_others = convert(checkpoint, tmp_path / "third", Recipe(bits=4))
+    os.rename(tmp_path / "moved", package_of_others / "mtp")  # noqa: PTH104
+    with pytest.raises(PackageError, match="made for other weights"):
+        embedllm.load(package_of_others, device="cpu", draft=package_of_others / "mtp")
+
+
+def test_a_checkpoint_without_a_head_or_of_another_model_is_refused(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="exists already"):
+        add_mtp(package, tiny_checkpoint(tmp_path / "plain"))
+    with pytest.raises(ExportError, match="mtp"):
+        add_mtp(package, tiny_checkpoint(tmp_path / "plain"), replace=True)
+    with pytest.raises(ExportError, match="hidden size and vocabulary are 96"):
+        add_mtp(package, tiny_checkpoint(tmp_path / "wider", hidden_size=96), replace=True)
+    assert (package / "mtp" / WEIGHTS).exists()
+
+
+def test_the_command_adds_a_head_that_a_run_drafts_with(checkpoint: Path, tmp_path: Path) -> None:
+    folder = convert(checkpoint, tmp_path / "package", Recipe(bits=8))
+    done = CliRunner().invoke(cli, ["mtp", str(folder), str(checkpoint), "--bits", "16", "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["folder"] == str(folder / "mtp")
+    options = ["--device", "cpu", "--draft", str(folder / "mtp"), "--speculate", "draft", "--max-tokens", "4"]
+    said = CliRunner().invoke(cli, ["run", str(folder), "hello", *options])
+    assert said.exit_code == 0, said.stderr
+
+
+@pytest.mark.usefixtures("free")
+def test_a_quantized_head_drafts(checkpoint: Path, tmp_path: Path) -> None:
+    folder = convert(checkpoint, tmp_path / "package", Recipe(bits=4))
+    head = add_mtp(folder, checkpoint, bits=4)
+    with embedllm.load(folder, device="cpu", draft=head) as model:
+        reply = model.generate(TOKENS, GREEDY, max_tokens=12, speculate="draft")
+    assert reply.statistics.drafted_tokens
