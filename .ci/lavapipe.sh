@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command with a software Vulkan driver (Mesa's lavapipe), for the tests of WebGPU:
 #     .ci/lavapipe.sh pytest -m webgpu tests/backends/gpu/test_webgpu.py
-# The command gets EMBEDLLM_ALLOW_SOFTWARE_GPU=1; the tests need pip install -e ".[test,webgpu]".
+# The command gets EMBEDLLM_ALLOW_SOFTWARE_GPU=1 and time for a probe; the tests need pip install -e ".[test,webgpu]".
 # On Debian and its kin, as root or where user namespaces are allowed. Exits with 77, and says why, where it cannot.
 #
 # Debian 12 has a Mesa that is too old for WebGPU, and in its backports one whose LLVM 15 takes two to five times as long
@@ -65,5 +65,6 @@ runtime=$(mktemp -d)
 trap 'rm -rf "$runtime"' EXIT
 export VK_DRIVER_FILES=$place/driver.json XDG_RUNTIME_DIR=$runtime MESA_SHADER_CACHE_DIR=$place/shaders
 export EMBEDLLM_ALLOW_SOFTWARE_GPU=1 ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1
+export EMBEDLLM_PROBE_TIMEOUT=${EMBEDLLM_PROBE_TIMEOUT:-600} # seconds; of the usual 120 the probe was seen to take 100
 over='mount -t overlay overlay -o "lowerdir=$0:$1" "$1" || { echo "lavapipe: skipped: no overlay can be mounted" >&2; exit 77; }'
 "${as_root[@]}" bash -c "$over; shift; exec \"\$@\"" "$libraries" "$system" "$@"
