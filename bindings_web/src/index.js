@@ -7,6 +7,7 @@ import { checkedUrls } from "./libraries.js";
 import { Link } from "./page/worker_client.js";
 import { lostError, cancelledChunk } from "./worker/protocol.js";
 import { Completions } from "./page/openai.js";
+import { hasImages, portable } from "./images/parts.js";
 import { messagesOf, replyOf } from "./page/options.js";
 import { start } from "./page/create_worker.js";
 
@@ -132,7 +133,7 @@ export class EmbedLLM {
 
   /** As generate(), chunk by chunk. @param {string | number[] | Message[]} prompt @param {ReplyOptions} [options] */
   async *stream(prompt, options = {}) {
-    yield* this.#stream(replyOf(prompt, options, null), options.signal);
+    yield* this.#stream(replyOf(hasImages(prompt) ? await portable(prompt) : prompt, options, null), options.signal);
   }
 
   /** A chat that remembers. @param {ConversationOptions} [options] its beginning, or what save() gave */
@@ -161,7 +162,7 @@ export class EmbedLLM {
 
   /** @param {Message[]} messages @param {ReplyOptions} [options] */
   async *#chat(messages, options = {}) {
-    yield* this.#stream(replyOf(messagesOf(messages), options, null), options.signal);
+    yield* this.stream(messagesOf(messages), options);
   }
 
   /** @param {Reply} reply @param {AbortSignal} [signal] @returns {AsyncGenerator<Chunk, void, void>} */

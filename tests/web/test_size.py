@@ -22,9 +22,12 @@ LIMITS = {
     "WebAssembly": 4_000,
     "saved conversations": 6_000,
     "Python": 4_200,
-    "JavaScript": 62_000,
+    "JavaScript": 62_600,
     "structured output": 34_000,
     "formats in templates": 4_800,
+    "images on the page": 6_200,
+    "contents of a model that sees": 400,
+    "images": 15_500,
 }
 LATER = {
     "webgpu_engine": "WebGPU",
@@ -36,6 +39,9 @@ LATER = {
     "grammar": "structured output",
     "response_format": "structured output",
     "format": "formats in templates",
+    "data_url": "images on the page",
+    "content_form": "contents of a model that sees",
+    "prompt": "images",
     "draws": "Python",  # these three: of the engine "javascript", too
     "options": "Python",
     "generation_config": "Python",

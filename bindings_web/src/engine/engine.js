@@ -6,6 +6,7 @@ import { Session } from "./session.js";
 /**
  * @import { Decoder } from "./model_shape.js"
  * @import { Draws } from "./next_token.js"
+ * @import { ImageFeatures } from "../images/features.js"
  * @import { Steps } from "./session.js"
  * @typedef {{name: string, backend: string, description: string, available: boolean, reason: string, remedy: string,
  *   memory: number, variants?: string[]}} Device variants: of the graphs that it can run, the best first
@@ -19,10 +20,14 @@ export class Engine {
   /** whether the device failed; only another load helps then */
   isLost = false;
   isClosed = false;
+  /** whether attention is right over as many tokens as there are: the patches of an image see each other all at once */
+  attendsToMany = true;
   /** whether decoding replays captured steps */
   captures = false;
   /** how tokens of the request that runs will be chosen, where steps may run ahead of it @type {Draws | null} */
   draws = null;
+  /** of prompts, where the model sees and one had an image @type {ImageFeatures | null} */
+  images = null;
   /** told once, when it fails @type {(error: Error) => void} */
   onLost = () => {};
   /** settles when the device is gone, as GPUs can be @type {Promise<unknown>} */
@@ -55,6 +60,7 @@ export class Engine {
       {
         context, vocabulary, chunk, remedy,
         draws: () => this.draws,
+        images: () => this.images,
         fail: (error) => this.#failed(error),
         alone: (work) => this.#alone(work),
         after: (work) => this.#after(work),
@@ -65,7 +71,7 @@ export class Engine {
 
   close() {
     this.isClosed = true;
-    void this.#after(async () => this.#close());
+    void this.#after(async () => (this.images?.close(), this.#close()));
   }
 
   /** The DeviceError that ended this engine; ONNX Runtime's binding is in no known state after one. */

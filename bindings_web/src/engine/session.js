@@ -6,10 +6,12 @@ import { breathe } from "../worker/yield_to_events.js";
 
 /**
  * @import { Draws } from "./next_token.js"
+ * @import { ImageFeatures } from "../images/features.js"
  * @import { HostSteps } from "./wasm_steps.js"
  * @import { GpuSteps } from "./webgpu_steps.js"
  * @typedef {HostSteps | GpuSteps} Steps
  * @typedef {{context: number, vocabulary: number, chunk: number, remedy: string, draws: () => Draws | null,
+ *   images: () => ImageFeatures | null,
  *   fail: (error: unknown) => Promise<Error>,
  *   alone: <T>(work: () => Promise<T>) => Promise<T>, after: <T>(work: () => Promise<T>) => Promise<T>}} Limits what a
  *   session asks of its engine; draws: how tokens will be chosen, if that is known; alone: runs one step at a time, on a
@@ -69,7 +71,9 @@ export class Session {
           await breathe(); // so that an interruption gets through
           if (this.#stopping) throw new Interrupted();
           const piece = Array.prototype.slice.call(tokens, at, at + chunk);
-          row = /** @type {Float32Array<ArrayBuffer>} */ (await this.#steps.run(piece, start + at, draws));
+          const seen = (await this.#limits.images()?.take(piece, () => this.#stopping)) ?? null;
+          const run = this.#steps.run(seen?.tokens ?? piece, start + at, draws, seen);
+          row = /** @type {Float32Array<ArrayBuffer>} */ (await run);
         }
         this.position = start + tokens.length;
         this.#draws = known;
@@ -137,7 +141,7 @@ export class Session {
     if (!tokens.length) throw new RangeError("feed needs at least one token");
     for (let place = 0; place < tokens.length; place++) {
       const token = tokens[place];
-      if (!Number.isInteger(token) || token < 0 || token >= vocabulary) {
+      if (!Number.isInteger(token) || token < 0 || (token >= vocabulary && !this.#limits.images()?.has(token))) {
         throw new RangeError(`token id ${token} is outside the vocabulary of ${vocabulary}.`);
       }
     }

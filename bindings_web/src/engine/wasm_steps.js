@@ -7,6 +7,8 @@ import { FLOAT, INT64 } from "./ort_calls.js";
 
 /**
  * @import { Decoder } from "./model_shape.js"
+ * @import { WithImages } from "../images/features.js"
+ * @import { Draws } from "./next_token.js"
  * @import { Held, OrtCalls } from "./ort_calls.js"
  */
 
@@ -72,10 +74,11 @@ export class HostSteps {
   }
 
   /**
-   * @param {ArrayLike<number>} tokens @param {number} position of the first
+   * @param {ArrayLike<number>} tokens @param {number} position of the first @param {Draws | null} [_]
+   * @param {WithImages | null} [images] among the tokens
    * @returns {Promise<Float32Array>} the logits after the last of them; valid until the next step
    */
-  async run(tokens, position) {
+  async run(tokens, position, _, images) {
     const module = this.#module;
     const end = position + tokens.length;
     const ids = this.#calls.place(INT64, [1, tokens.length], 8 * tokens.length);
@@ -83,8 +86,10 @@ export class HostSteps {
     const mask = this.#calls.tensor(INT64, this.#ones, [1, end], 8 * end);
     const stack = module.stackSave();
     const layers = [...this.#kv.values()].map(({ tensor }) => tensor);
+    const seen = images?.inputs(this.#calls);
     const [inputs, outputs] = [[ids.tensor, mask, ...layers], [0, ...layers]];
-    const names = this.#names || (this.#names = this.#calls.names(this.#allNames()));
+    for (const { tensor } of seen?.values() ?? []) inputs.push(tensor);
+    const names = seen ? this.#calls.names(this.#allNames([...seen.keys()])) : (this.#names ||= this.#calls.names(this.#allNames()));
     const values = module.stackAlloc(4 * (inputs.length + outputs.length));
     [...inputs, ...outputs].forEach((tensor, place) => module.setValue(values + 4 * place, tensor, "*"));
     const results = values + 4 * inputs.length;
@@ -98,7 +103,8 @@ export class HostSteps {
     } finally {
       module.stackRestore(stack);
       module._OrtReleaseTensor(mask);
-      this.#calls.release([ids]);
+      this.#calls.release([ids, ...(seen?.values() ?? [])]);
+      if (seen) this.#calls.freeNames(names);
     }
   }
 
@@ -135,10 +141,10 @@ export class HostSteps {
     );
   }
 
-  /** Of inputs, then of outputs. */
-  #allNames() {
+  /** Of inputs, then of outputs. @param {string[]} [more] inputs */
+  #allNames(more = []) {
     const layers = [...this.#kv.keys()];
-    return ["input_ids", "attention_mask", ...layers.map((name) => `past_key_values.${name}`),
+    return ["input_ids", "attention_mask", ...layers.map((name) => `past_key_values.${name}`), ...more,
       "logits", ...layers.map((name) => `present.${name}`)];
   }
 

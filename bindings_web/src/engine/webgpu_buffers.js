@@ -5,6 +5,7 @@ import { FLOAT, FLOAT16, INT32, INT64, ON_GPU, OrtCalls } from "./ort_calls.js";
 import { NextToken } from "./next_token.js";
 
 /**
+ * @import { WithImages } from "../images/features.js"
  * @import { Decoder } from "./model_shape.js"
  * @import { WasmModule } from "./ort_runtime.js"
  * @typedef {{buffer: GPUBuffer, tensor: number}} OnGpu a tensor over a buffer
@@ -48,7 +49,7 @@ export class GpuModel {
     this.takesLengths = this.captures = isCapturing;
     const layers = decoder.layers.flatMap((_, layer) => ["key", "value"].map((part) => `${layer}.${part}`));
     const given = isCapturing ? ["seqlens_k", "total_sequence_length"] : ["attention_mask"];
-    this.#inputs = ["input_ids", ...given, ...layers.map((name) => `past_key_values.${name}`),
+    this.#inputs = ["input_ids", "image_features", "image_positions", ...given, ...layers.map((name) => `past_key_values.${name}`),
       "logits", ...layers.map((name) => `present.${name}`)];
     this.#names = this.calls.names(this.#inputs);
     this.next = new NextToken(device, decoder.vocabulary, type);
@@ -127,6 +128,7 @@ export class GpuBuffers {
   /** @type {number[]} */
   #bindings = [];
   #prompts = 0;
+  #withImages = 0; // bound to nothing that a prompt of text has not
   #steps = 0;
   #options = 0;
   #results;
@@ -224,25 +226,32 @@ export class GpuBuffers {
     calls.check(calls.module._OrtBindOutput(binding, this.#model.name(name), tensor, 0), `cannot bind '${name}'`);
   }
 
-  /** Computes the row after these tokens. @param {ArrayLike<number>} tokens @param {number} position of the first */
-  async feed(tokens, position) {
+  /**
+   * Computes the row after these tokens.
+   *
+   * @param {ArrayLike<number>} tokens @param {number} position of the first @param {WithImages | null} images among them
+   */
+  async feed(tokens, position, images) {
     const { calls, takesLengths, uncaptured } = this.#model;
     const end = position + tokens.length;
+    const binding = images ? (this.#withImages ||= await this.#binding()) : this.#prompts;
     const ids = calls.place(INT64, [1, tokens.length], 8 * tokens.length);
+    const seen = images?.inputs(calls);
     let host = 0;
     try {
       calls.longs(ids.pointer, tokens.length).set(Array.from(tokens, BigInt));
-      await this.#input(this.#prompts, "input_ids", ids.tensor);
+      await this.#input(binding, "input_ids", ids.tensor);
+      for (const [name, { tensor }] of seen ?? []) await this.#input(binding, name, tensor);
       if (takesLengths) {
         this.#write(this.length, [end - 1]);
         calls.module.setValue(this.#host, end, "i32");
         host = calls.tensor(INT32, this.#host, [1], 4);
       } else host = calls.tensor(INT64, this.#host, [1, end], 8 * end);
-      await this.#input(this.#prompts, takesLengths ? "total_sequence_length" : "attention_mask", host);
-      await this.#run(this.#prompts, uncaptured);
+      await this.#input(binding, takesLengths ? "total_sequence_length" : "attention_mask", host);
+      await this.#run(binding, uncaptured);
     } finally {
       if (host) calls.module._OrtReleaseTensor(host);
-      calls.release([ids]);
+      calls.release([ids, ...(seen?.values() ?? [])]);
     }
   }
 

@@ -38,6 +38,7 @@ export async function openGpu(device, parts, { base }) {
   const close = () => (model.close(), session.release());
   const engine = new Engine(device, parts.decoder, chunk, () => new GpuSteps(model), close);
   engine.captures = model.captures;
+  engine.attendsToMany = chunk === CHUNK;
   engine.gone = gpu.lost.then(({ reason, message }) => {
     if (engine.isClosed && !engine.isLost) return; // ONNX Runtime gave it up with the last session
     forgetGpuRuntime();

@@ -9,6 +9,7 @@ import { GpuModel } from "./webgpu_buffers.js";
 import { widen } from "./float_bytes.js";
 
 /**
+ * @import { WithImages } from "../images/features.js"
  * @import { Draws } from "./next_token.js"
  * @import { GpuBuffers, OnGpu } from "./webgpu_buffers.js"
  * @typedef {{guess: number, row: Float32Array<ArrayBuffer>}} Read of a step; guess: -1 where the GPU chooses none
@@ -69,13 +70,14 @@ export class GpuSteps {
   /**
    * @param {ArrayLike<number>} tokens @param {number} position of the first
    * @param {Draws | null} [draws] how the host will choose the next tokens; null: unknown
+   * @param {WithImages | null} [images] among the tokens
    * @returns {Promise<Float32Array>} the logits after the last of them
    */
-  async run(tokens, position, draws = null) {
+  async run(tokens, position, draws = null, images = null) {
     const buffers = this.#held();
-    if (tokens.length === 1 && position && buffers.isCaptured) return this.#step(tokens[0], position, draws);
+    if (tokens.length === 1 && position && buffers.isCaptured && !images) return this.#step(tokens[0], position, draws);
     this.#forget();
-    await buffers.feed(tokens, position);
+    await buffers.feed(tokens, position, images);
     return this.#take(await this.#read(buffers, draws, 0), position + tokens.length);
   }
 

@@ -1,5 +1,6 @@
 // A chat that remembers its history on the page, and the KV cache of it in the worker: as embedllm/model/conversation.py.
 
+import { hasImages, portable } from "../images/parts.js";
 import { replyOf, messagesOf } from "./options.js";
 
 /**
@@ -78,13 +79,15 @@ export class Conversation {
    */
   async *say(text, options = {}) {
     this.#checkIdle();
-    const said = typeof text === "string" ? { role: "user", content: text } : text;
+    let said = typeof text === "string" ? { role: "user", content: text } : text;
     const [tools, variables] = [options.tools ?? this.#tools, options.variables ?? this.#variables];
-    const reply = replyOf(messagesOf([...this.messages, said]), { ...options, tools, variables }, this.#key);
     let content = "";
     let isSaid = false;
     this.#isRunning = true;
     try {
+      let messages = messagesOf([...this.messages, said]);
+      if (hasImages(messages)) said = (messages = await portable(messages))[messages.length - 1];
+      const reply = replyOf(messages, { ...options, tools, variables }, this.#key);
       for await (const chunk of this.#speaker.stream(reply, options.signal)) {
         content += chunk.text;
         isSaid = content !== "" || ![null, "cancelled"].includes(chunk.finish_reason);

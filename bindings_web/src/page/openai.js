@@ -1,5 +1,7 @@
 // llm.chat.completions.create(): requests and answers in the shapes of OpenAI's API.
 
+import { isImagePart } from "../images/parts.js";
+
 /**
  * @import { Chunk, Message, Statistics } from "../worker/protocol.js"
  * @import { ReplyOptions } from "./options.js"
@@ -7,7 +9,7 @@
 
 /**
  * @typedef {object} CompletionRequest
- * @property {Message[]} messages contents: texts, or parts of the type "text"
+ * @property {Message[]} messages contents: texts, or parts of the types "text" and "image_url"
  * @property {boolean | null} [stream]
  * @property {{include_usage?: boolean} | null} [stream_options]
  * @property {string} [model] any; it is the one that is loaded
@@ -118,11 +120,12 @@ function translated(request) {
   return { messages, options };
 }
 
-/** A message whose content is one text. @param {any} message @param {number} place */
+/** A message whose content is one text, if it has no image. @param {any} message @param {number} place */
 function plain(message, place) {
   if (!Array.isArray(message?.content)) return message;
-  const odd = message.content.find((/** @type {any} */ part) => part?.type !== "text");
-  if (odd) throw new RangeError(`messages[${place}] has a part of the type '${odd?.type}'; expected only: text.`);
+  const odd = message.content.find((/** @type {any} */ part) => part?.type !== "text" && !isImagePart(part));
+  if (odd) throw new RangeError(`messages[${place}] has a part of the type '${odd?.type}'; expected: text, image_url.`);
+  if (message.content.some(isImagePart)) return message;
   return { ...message, content: message.content.map((/** @type {any} */ part) => part.text).join("") };
 }
 

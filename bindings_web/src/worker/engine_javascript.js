@@ -4,6 +4,7 @@ import { ChatTemplate } from "../package/chat_template.js";
 import { ContentMarks } from "../package/content_marks.js";
 import { filled, hideToolsOf, templateGaps } from "../package/generic_tools.js";
 import { TemplateError } from "../errors.js";
+import { hasImages } from "../images/parts.js";
 import { Grammars } from "../grammar/cache.js";
 import { loadLibrary } from "../libraries.js";
 import { Sampling } from "../sampling/options.js";
@@ -14,7 +15,8 @@ import { readDefaults } from "../package/generation_config.js";
 /**
  * @import { Bridge } from "./engine_python.js"
  * @import { Loaded } from "./load_model.js"
- * @import { Load, Reply } from "./protocol.js"
+ * @import { ModelImages } from "../images/prompt.js"
+ * @import { Load, Message, Reply } from "./protocol.js"
  * @import { Opened, Opening, Replying } from "./request_server.js"
  * @import { TemplateGaps } from "../package/generic_tools.js"
  * @import { Defaults } from "../package/generation_config.js"
@@ -57,6 +59,8 @@ class Model {
   /** @type {TemplateGaps | null} */
   #gaps = null;
   #hasWarned = false; // that it has such gaps
+  /** @type {ModelImages | null} */
+  #images = null;
 
   /** @param {Loaded} loaded @param {any} library the module @huggingface/jinja @param {boolean} parseSpecial */
   constructor(loaded, library, parseSpecial) {
@@ -119,7 +123,7 @@ class Model {
     const stopTokens = new Set(reply.stop_tokens ?? manifest.tokens.stop);
     for (const token of special) if (token !== null && tokenizer.specialTokens.has(token)) stopTokens.add(token);
     return {
-      prompt: this.#tokens(reply),
+      prompt: await this.#tokens(reply),
       sampling: new Sampling({ ...sampling, ...reply.sampling }),
       max_tokens: reply.max_tokens ?? max_tokens,
       stop: reply.stop,
@@ -135,27 +139,39 @@ class Model {
    * The prompt as token ids. A template writes the special tokens itself, and those in messages are text; plain text gets the tokenizer's.
    *
    * @param {Reply} reply
-   * @returns {number[]}
+   * @returns {Promise<number[]>}
    */
-  #tokens({ prompt, tools, documents, variables, continue_final_message: continueFinalMessage }) {
+  async #tokens({ prompt, tools, documents, variables, continue_final_message: continueFinalMessage }) {
     const { tokenizer, engine } = this.#loaded;
     if (typeof prompt === "string") {
       checkLength(prompt, tokenizer, engine.context);
       return tokenizer.encode(prompt, { special: true });
     }
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
-    const messages = /** @type {import("./protocol.js").Message[]} */ (prompt);
-    const [shown, rest] = this.#withTools(messages, tools);
+    const seen = hasImages(prompt) ? await (await this.#seeing()).split(/** @type {Message[]} */ (prompt)) : null;
+    const [shown, rest] = this.#withTools(await this.#asWritten(seen?.shown ?? /** @type {Message[]} */ (prompt)), tools);
     const given = { tools: rest, documents, variables, continueFinalMessage };
     const written = this.#chatTemplate().renderMarked(shown, this.#marks, given);
     checkLength(written.text, tokenizer, engine.context);
-    return tokenizer.encodePrompt(written);
+    return seen ? (await this.#seeing()).tokens(written, seen.images) : tokenizer.encodePrompt(written);
+  }
+
+  /** What images take, loaded with the first of them. */
+  async #seeing() {
+    const { ModelImages } = await import("../images/prompt.js");
+    return (this.#images ??= new ModelImages(this.#loaded));
+  }
+
+  /** Messages as templates take them: those of some models that see write nothing but lists of parts. @param {Message[]} messages */
+  async #asWritten(messages) {
+    if (!(/** @type {any} */ (this.#loaded.manifest.architecture)?.vision)) return messages;
+    return (await import("../package/content_form.js")).asParts(this.#chatTemplate(), messages);
   }
 
   /**
    * The messages with what the template would leave out of tools and calls, and the tools that are for the template itself.
    *
-   * @param {import("./protocol.js").Message[]} messages
+   * @param {readonly Message[]} messages
    * @param {Reply["tools"]} tools
    * @returns {[any[], Reply["tools"]]}
    */

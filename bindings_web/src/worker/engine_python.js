@@ -2,6 +2,7 @@
 
 import { EmbedError } from "../errors.js";
 import { Grammars } from "../grammar/cache.js";
+import { hasImages } from "../images/parts.js";
 import { libraryUrl, loadBytes, loadLibrary } from "../libraries.js";
 import { remade } from "./protocol.js";
 
@@ -28,6 +29,8 @@ import { remade } from "./protocol.js";
 
 const BRIDGE = "embedllm_bridge"; // as bindings_web/bridge.py looks for it
 const STARTED = { file: "python", phase: /** @type {const} */ ("compile"), total: 1 };
+
+const NO_IMAGES = "the engine 'python' takes no images; load the model with {engine: 'javascript'}.";
 
 /** @type {Promise<any> | null} */
 let starting = null; // Python's module serve.py; one Pyodide for all models of a worker
@@ -78,6 +81,7 @@ function opened(server, { device, refused, engine, texts, kind }, { onLost }) {
     about: { name: server.name, context: server.context, canChat: server.can_chat, device, refused },
     kind,
     async reply(reply, replying) {
+      if (hasImages(reply.prompt)) throw new EmbedError(NO_IMAGES);
       const make = await grammars.maker(reply.response_format);
       if (engine.captures) reply = await foreseen(reply, engine, texts, make !== null);
       try {

@@ -18,8 +18,9 @@ import { TextCodec } from "../tokenizer/tokenizer.js";
  *   signal?: AbortSignal, urls?: Urls}} Options device: a name of devices(), "auto", or names that are tried in order;
  *   threads: for the CPU, 0 takes as many as ONNX Runtime does; one where the page is not cross-origin isolated
  * @typedef {{texts: Map<string, string>, manifest: Package["manifest"], package: Package, device: Device,
- *   refused: Device[], engine: Engine, tokenizer: TextCodec, kind: import("../storage/saved_conversations.js").Kind}} Loaded refused: those
- *   passed over, with the reasons; kind: of its KV caches
+ *   refused: Device[], engine: Engine, tokenizer: TextCodec, kind: import("../storage/saved_conversations.js").Kind,
+ *   graph: Package["manifest"]["graphs"][number], base: string, threads: number, sha256: (bytes: Uint8Array) => Uint8Array}} Loaded
+ *   refused: those passed over, with the reasons; kind: of its KV caches; base: URL of onnxruntime-web's dist folder
  */
 
 const WEIGHTS = "weights.safetensors";
@@ -58,7 +59,8 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
       continue;
     }
     const weights = await opened.file(WEIGHTS);
-    const parts = { graph: await opened.file(graph.file), weights, activations: graph.activations, decoder };
+    const activations = graph.activations === "float16" ? /** @type {const} */ ("float16") : /** @type {const} */ ("float32");
+    const parts = { graph: await opened.file(graph.file), weights, activations, decoder };
     onProgress?.({ file: graph.file, loaded: 0, total: 1, phase: "compile" });
     signal?.throwIfAborted();
     try {
@@ -66,9 +68,10 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
       onProgress?.({ file: graph.file, loaded: 1, total: 1, phase: "compile" });
       const { texts, manifest } = opened;
       const [ofWeights, ofGraph] = [WEIGHTS, graph.file].map((name) => manifest.files[name].sha256);
-      const of = { device: device.name, type: graph.activations, context: engine.context };
+      const of = { device: device.name, type: activations, context: engine.context };
       const kind = { weights: ofWeights, graph: ofGraph, ...of };
-      return { texts, manifest, package: opened, device, refused, engine, tokenizer, kind };
+      const loaded = { texts, manifest, package: opened, device, refused, engine, tokenizer, kind };
+      return { ...loaded, graph, base, threads, sha256 };
     } catch (error) {
       if (!(error instanceof DeviceError) || wished.length === 1) throw error;
       refused.push({ ...device, available: false, reason: error.message, remedy: "" });
@@ -81,7 +84,7 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
  * The first graph of a folder that the device runs, and runs rightly, or why there is none.
  *
  * @param {Device} device @param {Package} opened @param {Decoder} decoder @param {{base: string, urls?: Urls}} options
- * @returns {Promise<{file: string, activations: "float32" | "float16"} | {reason: string, remedy: string}>}
+ * @returns {Promise<Package["manifest"]["graphs"][number] | {reason: string, remedy: string}>}
  */
 async function graphFor(device, { manifest }, decoder, { base, urls }) {
   let variants = device.variants ?? [];
@@ -95,7 +98,7 @@ async function graphFor(device, { manifest }, decoder, { base, urls }) {
   }
   for (const variant of variants) {
     const graph = manifest.graphs.find((one) => one.variant === variant);
-    if (graph) return { file: graph.file, activations: graph.activations === "float16" ? "float16" : "float32" };
+    if (graph) return graph;
   }
   return {
     reason: `the folder has no graph '${variants.join("' or '")}'`,

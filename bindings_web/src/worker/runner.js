@@ -165,13 +165,14 @@ export class Runner {
    */
   #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, is_continuation, constraint }) {
     const held = sequence.keep(prompt);
-    const sampler = new Sampler(sampling, prompt, { constraint });
+    const text = prompt.filter((token) => token < this.#engine.vocabulary); // the rest stands for images
+    const sampler = new Sampler(sampling, text, { constraint });
     this.#engine.draws = sampler.draws;
     const room = this.#engine.context - prompt.length;
     const wanted = max_tokens ?? room + 1;
     const generation = new Generation({
       sampler,
-      text: new TextStream(this.#text, { special, before: is_continuation ? prompt : [] }),
+      text: new TextStream(this.#text, { special, before: is_continuation ? text : [] }),
       stops: new StopStrings(stop),
       stopTokens: stop_tokens,
       limit: Math.min(room, wanted),

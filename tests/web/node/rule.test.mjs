@@ -79,7 +79,7 @@ test("draws by a seed follow those of another sampler, from its first row on", a
   let draws = null;
   const alone = (/** @type {() => any} */ work) => work();
   const session = new Session(steps, { context: 99, vocabulary: 4, chunk: 2, remedy: "", fail: async (error) => error,
-    draws: () => draws, alone, after: alone }, 0);
+    draws: () => draws, images: () => null, alone, after: alone }, 0);
   for (const seed of [3, 4]) { // the second request begins behind the last row of the first, which was asked
     const sampler = new Sampler(new Sampling({ seed }));
     draws = drawsBySeed(new Sampling({ seed }));

@@ -1,0 +1,75 @@
+// A model's vision encoder: a further session of ONNX Runtime over the weights of the decoder.
+
+import { BlobBytes } from "../engine/blob_bytes.js";
+import { loadCpuRuntime, loadGpuRuntime } from "../engine/ort_runtime.js";
+import { DeviceError } from "../errors.js";
+
+/**
+ * @import { Encoder, Values } from "./features.js"
+ * @import { TilingProcessor } from "./processor.js"
+ * @import { Loaded } from "../worker/load_model.js"
+ */
+
+const WEIGHTS = "weights.safetensors";
+/** Graphs by that of the decoder, whose type of activations they have. @type {Record<string, string>} */
+const VARIANTS = { "webgpu-float16": "vision-float16", "gpu-float32": "vision-gpu-float32" };
+const ON_CPU = "vision-float32";
+
+/**
+ * Rejects with DeviceError where the folder has no graph for it, or ONNX Runtime does not load it; with PackageError where
+ * it cannot be downloaded.
+ *
+ * @param {Loaded} loaded @param {TilingProcessor} processor @returns {Promise<Encoder>}
+ */
+export async function openEncoder({ package: opened, device, engine, graph: decoder, base, threads }, processor) {
+  const hasGpu = device.name !== "wasm";
+  const isOnGpu = hasGpu && engine.attendsToMany;
+  if (hasGpu && !isOnGpu) {
+    console.info("embedllm: images are encoded on the CPU: this GPU's attention is wrong over many tokens (docs/webgpu.md#faults)");
+  }
+  const variant = isOnGpu ? VARIANTS[decoder.variant] : ON_CPU;
+  const graph = opened.manifest.graphs.find((one) => one.variant === variant);
+  if (!graph) throw lacking(variant);
+  if (!(await (await opened.file(decoder.file)).text()).includes("image_features")) throw lacking(decoder.variant);
+  const [file, weights] = [await opened.file(graph.file), await opened.file(WEIGHTS)];
+  const { ort } = hasGpu ? await loadGpuRuntime(base) : await loadCpuRuntime(base, threads);
+  const making = ort.InferenceSession.create(new Uint8Array(await file.arrayBuffer()), {
+    executionProviders: [isOnGpu ? { name: "webgpu" } : "wasm"],
+    externalData: [{ path: WEIGHTS, data: new BlobBytes(weights) }],
+    logSeverityLevel: 3,
+  });
+  const session = await making.catch((error) => {
+    throw new DeviceError(`'${device.name}' cannot load the vision encoder: ${error instanceof Error ? error.message : error}`, { cause: error });
+  });
+  const type = graph.activations === "float16" ? "float16" : "float32";
+  return {
+    async encode(tile) {
+      const { data, dims } = processor.pixelValues(tile, type === "float16" ? narrow : (floats) => floats);
+      const pixels = new ort.Tensor(type, /** @type {any} */ (data), dims);
+      const { image_features: found } = await session.run({ pixel_values: pixels });
+      const { buffer, byteOffset, length } = /** @type {Values} */ (found.data); // in new browsers a Float16Array
+      if (type === "float16") return new Uint16Array(buffer, byteOffset, length);
+      const floats = new Float32Array(buffer, byteOffset, length);
+      return decoder.activations === "float16" ? narrow(floats) : floats;
+    },
+    close: () => void session.release(),
+  };
+}
+
+/** @param {string} variant of a graph */
+function lacking(variant) {
+  return new DeviceError(
+    `this model's folder was written by a version without images here: run embedllm graph FOLDER --variant ${variant}`,
+  );
+}
+
+/** The bits of the nearest float16 numbers. @param {Float32Array<ArrayBuffer>} floats */
+function narrow(floats) {
+  return Uint16Array.from(new Uint32Array(floats.buffer, floats.byteOffset, floats.length), (bits, place) => {
+    const sign = (bits >>> 16) & 0x8000;
+    const size = bits & 0x7fffffff;
+    if (size >= 0x47800000) return sign | 0x7c00; // infinite
+    if (size < 0x38800000) return sign | Math.round(Math.abs(floats[place]) * 2 ** 24); // below the normal ones
+    return sign | ((size + 0xfff + ((size >> 13) & 1) - 0x38000000) >> 13); // ties to even
+  });
+}

@@ -1,0 +1,157 @@
+// Images in prompts: ids that stand for their features, and the features, each computed once.
+//
+// A prompt has, in the place of each placeholder token of an image, an id that no vocabulary has: it says of which image,
+// by the hash of that, and which row. So whatever compares prompts tells images apart: as embedllm/backends/images.py.
+
+import { Interrupted } from "../errors.js";
+import { FLOAT, FLOAT16, INT64 } from "../engine/ort_calls.js";
+
+/**
+ * @import { Held, OrtCalls } from "../engine/ort_calls.js"
+ * @typedef {Float32Array<ArrayBuffer> | Uint16Array<ArrayBuffer>} Values float32, or the bits of float16
+ * @typedef {{first: number, tokens: number, tiles: () => Promise<Uint8Array[]>}} Prepared an image of a prompt; first: its
+ *   first id
+ * @typedef {{encode: (tile: Uint8Array) => Promise<Values>, close: () => void}} Encoder features of a tile, [rows, hidden]
+ * @typedef {{tokens: number, tiles: Uint8Array[], rows: Values, hidden: number, done: number}} Features done: rows that
+ *   are computed
+ */
+
+const FIRST_ID = 2 ** 52; // of those that stand for images; what is beyond 2 ** 53 is no whole number
+const MAX_TOKENS = 2 ** 16; // of one image
+const KEY_DIGITS = 9; // hexadecimal, of its hash
+const CACHE_BYTES = 128 << 20; // of features that are kept for later prompts
+
+/** The id of the first row of an image. Throws RangeError for one of too many. @param {string} hash @param {number} tokens */
+export function firstId(hash, tokens) {
+  if (tokens > MAX_TOKENS) throw new RangeError(`an image has ${tokens} tokens; expected ${MAX_TOKENS} at most. Scale it down.`);
+  return FIRST_ID + parseInt(hash.slice(0, KEY_DIGITS), 16) * MAX_TOKENS;
+}
+
+/** @param {number} id */
+const firstOf = (id) => id - (id % MAX_TOKENS);
+
+/** What a run takes of images: the tokens with 0 in their places, and the rows for these. */
+export class WithImages {
+  /** @param {number[]} tokens @param {number[]} places among them @param {Values} features [places, hidden] */
+  constructor(tokens, places, features) {
+    this.tokens = tokens;
+    this.places = places;
+    this.features = features;
+  }
+
+  /** The inputs, by their names. @param {OrtCalls} calls @returns {Map<string, Held>} */
+  inputs(calls) {
+    const { features, places } = this;
+    const [type, count] = [features instanceof Uint16Array ? FLOAT16 : FLOAT, places.length];
+    const rows = calls.place(type, [count, features.length / count], features.byteLength);
+    calls.bytes(rows.pointer, features.byteLength).set(new Uint8Array(features.buffer));
+    const positions = calls.place(INT64, [count, 2], 16 * count);
+    calls.longs(positions.pointer, 2 * count).set(places.flatMap((place) => [0n, BigInt(place)]));
+    return new Map([["image_features", rows], ["image_positions", positions]]);
+  }
+}
+
+export class ImageFeatures {
+  #openEncoder;
+  /** @type {Promise<Encoder> | null} */
+  #encoder = null;
+  /** @type {Map<number, Prepared>} by the first id, of the prompt that runs */
+  #images = new Map();
+  /** @type {Map<number, Features>} by the first id, the least recently used first */
+  #features = new Map();
+
+  /** @param {() => Promise<Encoder>} openEncoder called by open() */
+  constructor(openEncoder) {
+    this.#openEncoder = openEncoder;
+  }
+
+  /** The encoder; what it lacks is told before anything is fed, since a feed that fails ends the engine. */
+  open() {
+    this.#encoder ??= this.#openEncoder();
+    this.#encoder.catch(() => (this.#encoder = null)); // so that the next image tries again
+    return this.#encoder;
+  }
+
+  /** Lets these be fed, and no others that are not encoded yet. @param {Prepared[]} images */
+  set(images) {
+    this.#images = new Map(images.map((image) => [image.first, image]));
+  }
+
+  /** Whether an id stands for a row of an image that is there. @param {number} id */
+  has(id) {
+    return this.#features.has(firstOf(id)) || this.#images.has(firstOf(id));
+  }
+
+  /**
+   * What a graph takes for tokens with ids of images among them; null: all are text.
+   *
+   * Rejects with Interrupted once isStopped says so: it is asked before each tile, which may take a second.
+   *
+   * @param {number[]} tokens @param {() => boolean} isStopped
+   */
+  async take(tokens, isStopped) {
+    const places = tokens.flatMap((token, place) => (token >= FIRST_ID ? [place] : []));
+    if (!places.length) return null;
+    /** @type {Values | null} */
+    let features = null;
+    for (const [at, place] of places.entries()) {
+      const row = tokens[place] % MAX_TOKENS;
+      const { rows, hidden } = await this.#encoded(tokens[place] - row, row + 1, isStopped);
+      features ??= rows instanceof Uint16Array ? new Uint16Array(places.length * hidden) : new Float32Array(places.length * hidden);
+      features.set(rows.subarray(row * hidden, (row + 1) * hidden), at * hidden);
+    }
+    const ids = tokens.map((token) => (token >= FIRST_ID ? 0 : token));
+    return new WithImages(ids, places, /** @type {Values} */ (features));
+  }
+
+  /** Frees the encoder and all features. */
+  close() {
+    this.#features.clear();
+    void this.#encoder?.then((encoder) => encoder.close(), () => {});
+    this.#encoder = null;
+  }
+
+  /**
+   * The features of an image, of whose rows `count` at least are there.
+   *
+   * @param {number} first @param {number} count @param {() => boolean} isStopped
+   */
+  async #encoded(first, count, isStopped) {
+    const kept = this.#features.get(first) ?? (await this.#begun(first));
+    this.#features.delete(first);
+    this.#features.set(first, kept);
+    while (kept.done < count) {
+      if (isStopped()) throw new Interrupted();
+      await this.#encodeNext(kept);
+    }
+    return kept;
+  }
+
+  /** @param {number} first @returns {Promise<Features>} */
+  async #begun(first) {
+    const image = this.#images.get(first);
+    if (!image) throw new RangeError("the image of a part of this prompt is no longer there; give the prompt with its images.");
+    return { tokens: image.tokens, tiles: await image.tiles(), rows: new Float32Array(0), hidden: 0, done: 0 };
+  }
+
+  /** @param {Features} kept */
+  async #encodeNext(kept) {
+    const { tokens, tiles } = kept;
+    const rows = tokens / tiles.length;
+    const found = await (await this.open()).encode(tiles[kept.done / rows]);
+    if (!kept.done) {
+      kept.hidden = found.length / rows;
+      kept.rows = found instanceof Uint16Array ? new Uint16Array(tokens * kept.hidden) : new Float32Array(tokens * kept.hidden);
+    }
+    kept.rows.set(found, kept.done * kept.hidden);
+    kept.done += rows;
+    if (kept.done === tokens) this.#makeRoom();
+  }
+
+  #makeRoom() {
+    const bytes = () => [...this.#features.values()].reduce((sum, { rows }) => sum + rows.byteLength, 0);
+    while (this.#features.size > 1 && bytes() > CACHE_BYTES) {
+      this.#features.delete(/** @type {number} */ (this.#features.keys().next().value));
+    }
+  }
+}

@@ -1,0 +1,21 @@
+// Parts of messages that are images: which are. Loaded for every prompt, so without the rest.
+
+const KINDS = ["image", "image_url", "input_image"];
+
+/** Whether a part of a content is an image, as OpenAI or transformers have it. @param {any} part */
+export const isImagePart = (part) => KINDS.includes(part?.type);
+
+/** Whether a part of a message is an image. @param {unknown} prompt messages, or what has no images */
+export const hasImages = (prompt) =>
+  Array.isArray(prompt) && prompt.some((message) => Array.isArray(message?.content) && message.content.some(isImagePart));
+
+/**
+ * Messages with their images as data URLs, which can be posted and stored.
+ *
+ * @template P
+ * @param {P} messages
+ * @returns {Promise<P>}
+ */
+export async function portable(messages) {
+  return (await import("./data_url.js")).withDataUrls(messages);
+}

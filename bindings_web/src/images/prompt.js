@@ -1,0 +1,168 @@
+// Images in messages: parts to files, and a rendered prompt to one with a token for each row of their features; the twin
+// of embedllm/images/prompt.py.
+
+import { ContextFull, DeviceUnavailable, TemplateError } from "../errors.js";
+import { decode } from "./decode.js";
+import { openEncoder } from "./encoder.js";
+import { ImageFeatures, firstId } from "./features.js";
+import { MAX_IMAGES, checkBytes, dataStart, imageOf } from "./limits.js";
+import { isImagePart } from "./parts.js";
+import { TilingProcessor } from "./processor.js";
+
+/**
+ * @import { RenderedPrompt } from "../package/content_marks.js"
+ * @import { Loaded } from "../worker/load_model.js"
+ * @import { Message } from "../worker/protocol.js"
+ * @import { Prepared } from "./features.js"
+ * @typedef {Prepared & {text: string}} Image text: what takes its place in the prompt
+ * @typedef {{width: number, height: number}} Size
+ */
+
+const MOST_SIZES = 1000; // of images, by their hash: those of later turns need no decoding
+
+/** The images of a loaded model. */
+export class ModelImages {
+  #loaded;
+  #features;
+  #processor;
+  #imageToken;
+  /** @type {Map<string, Size>} */
+  #sizes = new Map();
+
+  /** Throws RangeError and DeviceUnavailable for a model that takes no images here, PackageError. @param {Loaded} loaded */
+  constructor(loaded) {
+    const { manifest, texts, tokenizer, device, engine } = loaded;
+    const vision = /** @type {any} */ (manifest.architecture).vision;
+    if (!vision) {
+      throw new RangeError(
+        `'${manifest.name}' reads text only: it takes no images. Leave them out, or load a vision-language model ` +
+          "(docs/guide-images.md).",
+      );
+    }
+    if (vision.kind !== undefined) {
+      const [reason, remedy] = ["browsers do not run encoders of images of any size yet", "use the device 'cpu' of a desktop"];
+      throw new DeviceUnavailable(`'${device.name}' takes no images of '${manifest.name}': ${reason}; ${remedy}.`, {
+        tried: [[device.name, reason, remedy]],
+      });
+    }
+    this.#loaded = loaded;
+    this.#processor = new TilingProcessor(texts, vision, tokenizer.named);
+    this.#imageToken = vision.image_token;
+    this.#features = engine.images = new ImageFeatures(() => openEncoder(loaded, this.#processor));
+  }
+
+  /**
+   * Messages with {type: "image"} in place of each image, as templates take them, and the images in their order.
+   *
+   * Rejects with RangeError, which names the message, for what is no image; with ContextFull where they alone do not fit; with
+   * DeviceError where the folder or the device lacks what images take.
+   *
+   * @param {readonly Message[]} messages
+   */
+  async split(messages) {
+    const parts = messages.flatMap(({ content }, place) =>
+      (Array.isArray(content) ? content.filter(isImagePart) : []).map((part) => ({ part, place })));
+    if (parts.length > MAX_IMAGES) throw new RangeError(`the messages have ${parts.length} images; send ${MAX_IMAGES} at most.`);
+    const limit = this.#loaded.engine.context;
+    const images = [];
+    let tokens = 0;
+    for (const { part, place } of parts) {
+      const image = await this.#opened(part).catch((error) => {
+        if (error instanceof RangeError) error.message = `messages[${place}]: ${error.message}`;
+        throw error;
+      });
+      images.push(image);
+      tokens += image.tokens;
+      if (tokens <= limit) continue;
+      throw new ContextFull(
+        `${images.length} of the ${parts.length} images of the prompt have ${tokens} tokens; ${limit} can be held together ` +
+          "with the reply. Send fewer or smaller images.",
+        { tokens, limit },
+      );
+    }
+    await this.#features.open();
+    const mark = (/** @type {any} */ part) => (isImagePart(part) ? { type: "image" } : part);
+    const shown = messages.map((message) =>
+      Array.isArray(message.content) ? { ...message, content: message.content.map(mark) } : message);
+    return { shown, images };
+  }
+
+  /**
+   * The tokens of what a chat template wrote, with the ids of the images, which may be fed from now on.
+   *
+   * A placeholder's text in a message is only text. Throws TemplateError where the template writes more or less of them.
+   *
+   * @param {RenderedPrompt} written @param {Image[]} images
+   */
+  tokens({ text, marked }, images) {
+    const { tokenizer } = this.#loaded;
+    const mark = this.#processor.placeholder;
+    const pieces = marked.split(mark);
+    if (pieces.length - 1 !== images.length) {
+      throw new TemplateError(
+        `the chat template writes ${pieces.length - 1} placeholders '${mark}' for ${images.length} images; it has to write ` +
+          "one for each part of the type 'image'.",
+      );
+    }
+    const expanded = { text: "", marked: "" };
+    let at = 0;
+    for (const [place, piece] of pieces.entries()) {
+      const between = images[place]?.text ?? "";
+      expanded.text += text.slice(at, at + piece.length) + between;
+      expanded.marked += piece + between;
+      at += piece.length + mark.length;
+    }
+    const ids = images.flatMap(({ first, tokens }) => Array.from({ length: tokens }, (_, row) => first + row));
+    let next = 0;
+    const tokens = tokenizer.encodePrompt(expanded).map((token) => (token === this.#imageToken ? ids[next++] : token));
+    if (next !== ids.length) {
+      throw new TemplateError(`the prompt has ${next} tokens '${mark}', and its images have ${ids.length}; expected as many.`);
+    }
+    this.#features.set(images);
+    return tokens;
+  }
+
+  /** @param {Record<string, any>} part @returns {Promise<Image>} */
+  async #opened(part) {
+    const url = imageOf(part);
+    if (typeof url !== "string") throw new RangeError("an image is no data URL; expected one: data:image/png;base64,...");
+    const bytes = bytesOf(url);
+    const hash = hexadecimal(this.#loaded.sha256(bytes));
+    /** @type {Uint8Array[] | null} of a new image, until they are encoded */
+    let made = null;
+    let size = this.#sizes.get(hash);
+    const tiles = async () => {
+      const image = await decode(bytes);
+      size = { width: image.width, height: image.height };
+      return this.#processor.tiles(image);
+    };
+    if (!size) made = await tiles();
+    const { width, height } = /** @type {Size} */ (size);
+    this.#sizes.set(hash, { width, height });
+    if (this.#sizes.size > MOST_SIZES) this.#sizes.delete(/** @type {string} */ (this.#sizes.keys().next().value));
+    const tokens = this.#processor.tokenCount(width, height);
+    return {
+      first: firstId(hash, tokens), tokens,
+      text: this.#processor.promptText(width, height),
+      tiles: async () => made ?? tiles(),
+    };
+  }
+}
+
+/** @param {string} url a data URL @returns {Uint8Array<ArrayBuffer>} */
+function bytesOf(url) {
+  let letters;
+  try {
+    letters = atob(url.slice(dataStart(url)));
+  } catch (error) {
+    if (error instanceof RangeError) throw error;
+    throw new RangeError("an image is not valid base64. Send the whole file.");
+  }
+  const bytes = new Uint8Array(letters.length);
+  for (let place = 0; place < bytes.length; place++) bytes[place] = letters.charCodeAt(place);
+  checkBytes(bytes.length);
+  return bytes;
+}
+
+/** @param {Uint8Array} bytes */
+const hexadecimal = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
