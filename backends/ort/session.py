@@ -92,6 +92,7 @@ class OrtSession:
         self.hidden_states: F32 | None = None  # that a head reads with the next tokens, [1, T, D]
         self._hidden_rows = engine.hidden_rows
         self._first_hidden: ort.OrtValue | None = None  # the value of hidden_from
+        self._bound_hidden = 0  # rows that there is room for in the binding
         self._given_hidden = np.empty((1, 0, 0), np.float32)  # by the last run
         self._seen: list[ort.OrtValue] = []  # inputs of the images in a run, which the binding may not hold
         self._places = open_places(self._decoder, engine.images)
@@ -296,6 +297,7 @@ class OrtSession:
             bind_adapter(binding, self._decoder, self.adapter)
         self._binding = binding
         self._is_bound = False
+        self._bound_hidden = 0
         self._seen = []
 
     def _end_feed(self) -> None:
@@ -335,10 +337,12 @@ class OrtSession:
     def _bind_hidden(self, binding: ort.IOBinding, count: int, *, is_all: bool) -> None:
         """Binds room for the hidden states of all tokens of a feed, or of the last ones; and those that it reads."""
         rows = count if is_all else min(count, self._hidden_rows)
-        self._given_hidden = np.empty((1, rows, self._decoder.hidden), np.float32)
-        self._first_hidden = ort.OrtValue.ortvalue_from_numpy(np.array([-rows], np.int64))  # kept as self._first is
-        binding.bind_ortvalue_input(HIDDEN_FROM, self._first_hidden)
-        binding.bind_ortvalue_output(LAST_HIDDEN_STATE, ort.OrtValue.ortvalue_from_numpy(self._given_hidden))
+        if rows != self._bound_hidden:  # else they are bound since the last step: a twentieth of a small model's
+            self._given_hidden = np.empty((1, rows, self._decoder.hidden), np.float32)
+            self._first_hidden = ort.OrtValue.ortvalue_from_numpy(np.array([-rows], np.int64))  # kept as self._first is
+            binding.bind_ortvalue_input(HIDDEN_FROM, self._first_hidden)
+            binding.bind_ortvalue_output(LAST_HIDDEN_STATE, ort.OrtValue.ortvalue_from_numpy(self._given_hidden))
+            self._bound_hidden = rows
         if self.hidden_states is not None:
             binding.bind_cpu_input(HIDDEN_STATES, self.hidden_states)
 
