@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 
 import pytest
 
+from embedllm.server.model_names import ServedModel
 from embedllm.server.settings import ServerSettings
 from tests.server.serving import DEMO, Served, serving, wait_until
 from tests.web.support.browser import Browser
 from tests.web.support.page import Page
+from tests.web.support.server import ROOT
 
 pytestmark = pytest.mark.browser
 
+SEEING = ROOT / "samples/seeing/model"
 LAST = "#talk .assistant:last-child"
 
 
@@ -112,3 +116,33 @@ def test_the_policy_lets_no_other_script_run_and_no_other_place_be_asked(browser
     assert page.evaluate("async () => window.ran ?? false") is False
     said = " ".join(page.console)
     assert all(directive in said for directive in ("script-src", "img-src", "connect-src"))
+
+
+def test_images_are_attached_pasted_and_dropped(browser: Browser) -> None:
+    """Each goes with the next message; a second click on the button leaves them out again."""
+    pictures = SEEING.parent / "pictures"
+    with serving((ServedModel(name="seeing", path=str(SEEING), pinned=True),), ServerSettings(port=0)) as served:
+        page = browser.context().page(served.url)
+        until(page, "document.querySelectorAll('#model option').length === 1")
+        page.attach("#files", [pictures / "word.png"])
+        until(page, "document.getElementById('attach').textContent === 'Image (1)'")
+        ask(page, "Read the word.")
+        page.wait_for(LAST)
+        ended(page)
+        assert page.text(LAST) == 'The word is "river".'
+        assert page.text("#talk .user") == "[image] Read the word."
+        for kind, name in (("paste", "clipboardData"), ("drop", "dataTransfer")):
+            page.evaluate(
+                """async ({ kind, name, data }) => {
+                    const files = new DataTransfer();
+                    const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+                    files.items.add(new File([bytes], "digit.png", { type: "image/png" }));
+                    const type = kind === "paste" ? ClipboardEvent : DragEvent;
+                    document.body.dispatchEvent(new type(kind, { [name]: files, bubbles: true, cancelable: true }));
+                }""",
+                {"kind": kind, "name": name, "data": base64.b64encode((pictures / "digit.png").read_bytes()).decode()},
+            )
+            until(page, "document.getElementById('attach').textContent === 'Image (1)'")
+            page.click("#attach")
+            until(page, "document.getElementById('attach').textContent === 'Image'")
+        assert page.console == []
