@@ -31,6 +31,7 @@ from embedllm.package.graph_variants import (
     IMAGES,
     MTP,
     OPENVINO,
+    QMOE,
     VARIANTS,
     VISION_ON_GPU,
     VISION_OPENVINO,
@@ -55,7 +56,7 @@ _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _OF_IMAGES = Graph(file=IMAGES.file, variant=IMAGES.name, activations=IMAGES.activations)
 _GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
-NAMES = tuple(graph.variant for graph in _OF_TEXT)  # of the export of a model without a vision encoder
+NAMES = tuple(g.variant for g in _OF_TEXT if g.variant != QMOE.name)  # of a model without experts and vision encoder
 _HIDDEN = Graph(file=HIDDEN.file, variant=HIDDEN.name, activations=HIDDEN.activations)  # no part of an export
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, _HIDDEN))
 

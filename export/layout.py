@@ -71,6 +71,11 @@ class Layout:
             end += place.entry.length
         return first, end - first
 
+    def between(self, first: str, last: str) -> tuple[int, int]:
+        """(offset, length) of all that lies from one entry to another, both with it."""
+        start, end = self.placed[first].offset, self.placed[last]
+        return start, end.offset + end.entry.length - start
+
 
 def lay_out(runs: Sequence[Sequence[Entry]], metadata: dict[str, str]) -> Layout:
     """Places runs of entries one after another; inside a run there are no gaps."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import ImageFeatures, TakesImages, image_ids
+from embedllm.backends.options import DEFAULT
 from embedllm.errors import DeviceError, ExportError
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
@@ -23,6 +24,7 @@ from embedllm.package.graph_variants import (
     FLOAT32,
     IMAGES,
     OPENVINO,
+    QMOE,
     VARIANTS,
     VISION_OPENVINO,
     VISION_VARIANTS,
@@ -106,6 +108,11 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
 def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) -> dict[str, object]:
     if graph.variant == WASM.name and parameters(package.decoder) > _MOST_FLOATS:
         return {"not_run": f"it reads the weights as floats, {4 * parameters(package.decoder):,} bytes"}
+    if graph.variant == QMOE.name:
+        from embedllm.backends.ort.engine import unsupported_graph
+
+        if reason := unsupported_graph(graph, DEFAULT):
+            return {"not_run": reason}
     try:
         engine = _open(package, graph)
         if engine is None:
@@ -222,7 +229,6 @@ def _open_vision(package: Package, graph: Graph) -> VisionEncoder | None:
         except ImportError:
             return None
         return OvVision(package, "CPU", {})
-    from embedllm.backends.options import DEFAULT
     from embedllm.backends.ort.engine import session_options
     from embedllm.backends.ort.vision import open_on_cpu
 

@@ -354,13 +354,14 @@ def _pair_unsupported(package: Package, *, kv: str | None, without_adapters: boo
 
 def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[str]) -> Unsupported:
     """allowed: of the variants that a device has, those that do what is asked."""
+    rows = (one for one in (*VARIANTS, *CALIBRATED, HIDDEN) if one.name in allowed)
+    reasons = {one.name: one.unsupported(package.decoder) for one in rows}
+    refused = [reason for reason in reasons.values() if reason]
+    if len(refused) < len(allowed):  # such a folder may have some of them
+        allowed = [one for one in allowed if not reasons.get(one)]
     names = " or ".join(f"'{variant}'" for variant in allowed or variants)
-    if reasons := [
-        reason
-        for one in (*VARIANTS, *CALIBRATED, HIDDEN)
-        if one.name in allowed and (reason := one.unsupported(package.decoder))
-    ]:
-        return Unsupported(f"there is no {names} graph of '{package.name}': {reasons[0]}", "use another device")
+    if refused and len(refused) == len(reasons):
+        return Unsupported(f"there is no {names} graph of '{package.name}': {refused[0]}", "use another device")
     if damaged := next((one for one in allowed if one in package.damaged), None):
         return Unsupported(package.damaged[damaged], f"embedllm graph {package.folder} --variant {damaged}")
     has = ", ".join(f"'{graph.variant}'" for graph in package.graphs) or "none"

@@ -10,7 +10,7 @@ from embedllm.backends.driver import TESTED_LINUX, DeviceFamily, Driver, MemoryF
 from embedllm.backends.ort.providers import INSTALL, Provider, source
 from embedllm.errors import PackageError
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.graph_variants import EXTERNAL, FLOAT32, HIDDEN, INT4_KV, INT8_KV
+from embedllm.package.graph_variants import EXTERNAL, FLOAT32, HIDDEN, INT4_KV, INT8_KV, QMOE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ _HEEDED = 32  # the group for which ONNX Runtime 1.31 heeds mlas.qnbit.force_fp3
 CPU = Provider(
     device="cpu",
     name="CPUExecutionProvider",
-    variants=(FLOAT32.name,),
+    variants=(QMOE.name, FLOAT32.name),
     exact=(FLOAT32.name,),
     hardware="CPU",
     install=INSTALL,
@@ -38,9 +38,12 @@ def _devices() -> list[Device]:
 
 
 def _open(options: OpenOptions) -> Engine:
-    from embedllm.backends.ort.engine import OrtEngine, warn_of_age
+    from embedllm.backends.checks import cannot_run
+    from embedllm.backends.ort.engine import OrtEngine, unsupported_graph, warn_of_age
 
     warn_of_age()
+    if reason := unsupported_graph(options.require_graph(), options.runtime):
+        raise cannot_run(options.device, reason, "use the graph 'generic-float32'")
     if options.require_graph().variant == EXTERNAL.name:
         from embedllm.backends.ort.external_graph.engine import ExternalGraphEngine
         from embedllm.backends.ort.external_graph.placement import on_host

@@ -33,7 +33,7 @@ from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.files.optional_packages import needs
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import FLOAT32, HIDDEN, IMAGES, MTP
+from embedllm.package.graph_variants import FLOAT32, HIDDEN, IMAGES, MTP, QMOE
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -53,6 +53,7 @@ _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build
 _NOT_CAUSAL = (1, 32)  # the first with GroupQueryAttention that is not causal
 # Of a prompt's last tokens. The head begins with them: reading all of a prompt would cost more than what it lacks.
 _HIDDEN_ROWS = {HIDDEN.name: 64, MTP.name: 1}
+_FIRST_QMOE = (1, 32)  # whose QMoE multiplies by packed experts on the CPU; before, it unpacked them at every step
 _PAST = "past_key_values."
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 _TYPES = {
@@ -79,6 +80,15 @@ def unsupported_exact(*, exact: bool, version: str = ort.__version__) -> Unsuppo
         f"ONNX Runtime {version} rounds activations on the CPU whatever is asked of it; 1.31 is the first that does not"
     )
     return Unsupported(reason, "load it without exact, or from an environment with onnxruntime 1.31 or newer")
+
+
+def unsupported_graph(graph: Graph, runtime: RuntimeOptions, *, version: str = ort.__version__) -> str:
+    """Why another graph of a folder has to be used on the CPU; empty for one that does what is asked."""
+    if graph.variant != QMOE.name:
+        return ""
+    if _is_older(version, _FIRST_QMOE):
+        return f"ONNX Runtime {version} has no fast QMoE on the CPU; 1.32 is the first that has"
+    return "QMoE rounds activations, which runtime.floats forbids" if runtime.floats else ""
 
 
 def warn_of_age(version: str = ort.__version__) -> None:
@@ -147,12 +157,13 @@ class OrtEngine:
         """
         self.device = device
         self.package = package
+        self.graph = graph
         self.context = package.context
         self.remedy = LARGER_EXPORT
         self.half = graph.activations == "float16"
         self.only_last = False  # the graph gives the logits of the last position only
         self.adapts = adapts
-        self._graph, self._new_options = graph, partial(session_options, runtime, exact)
+        self._new_options = partial(session_options, runtime, exact)
         options = self._new_options()
         self.hidden_rows = _HIDDEN_ROWS.get(graph.variant, 0)
         self.images: ImageFeatures | None = None  # on other providers graphs have no inputs for them
@@ -225,10 +236,10 @@ class OrtEngine:
                 f"'{self.package.name}' has no graph for the tokens of an image. Write it with: embedllm graph "
                 f"{self.package.folder} --variant {IMAGES.name}"
             )
-        if self._graph.variant != FLOAT32.name:
+        if self.graph.variant not in (FLOAT32.name, QMOE.name):
             raise DeviceError(
                 f"the graph for the tokens of an image keeps a KV of floats and no hidden states, unlike "
-                f"'{self._graph.variant}'; load the model without kv and draft to give it images."
+                f"'{self.graph.variant}'; load the model without kv and draft to give it images."
             )
         # packed a second time, the weights would be in memory twice
         options = self._new_options()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from embedllm.package.architecture import Decoder, Mlp
+from embedllm.package.architecture import Decoder, Mlp, Moe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class GraphVariant:
     gathers_elements: bool = False
     # Split and Concat take the rows of hundreds of experts, most of which have none: WebGPU's Concat fails (1.32)
     splits_rows: bool = False
+    fuses_experts: bool = False  # one operator computes the experts of a layer: export/onnx/fused_experts.py
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     mrope: bool = False  # and rotary tables are, of sequences whose positions images have moved (M-RoPE)
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
@@ -65,6 +66,8 @@ class GraphVariant:
             return "embedding and reranker models run on cpu, cuda, openvino and reference only"
         if self.bidirectional and not self.takes_images(decoder):
             return f"'{decoder.model_type}' has no images whose tokens attend to one another"
+        if self.fuses_experts and not any(qmoe_computes(layer.mlp) for layer in decoder.layers):
+            return f"'{decoder.model_type}' has no experts that ONNX Runtime's QMoE computes"
         if decoder.is_recurrent and not self.recurrent:
             return f"'{decoder.model_type}' layers have a recurrent state, which sessions of '{self.name}' do not keep"
         if decoder.chunk and not self.chunks:
@@ -73,6 +76,14 @@ class GraphVariant:
             return ""
         found = next(((value, rule) for rule in _NOT_ON_DIRECTML if (value := rule.of(decoder)) is not None), None)
         return "" if found is None else found[1].reason.format(found[0])
+
+
+def qmoe_computes(mlp: Mlp | Moe | None) -> bool:
+    """Whether a layer has experts of SwiGLU, as QMoE's are; whether it takes their matrices, their packing says."""
+    if not isinstance(mlp, Moe) or mlp.scales_input:
+        return False
+    expert = mlp.experts[0]
+    return expert.gate is not None and expert.activation == "silu" and not expert.sparsity_cutoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +207,8 @@ WASM = replace(
     chunks=False,
     recurrent=False,
 )
+# for the CPU, of mixtures of experts; its operator is in ONNX Runtime 1.32 and later, and not exact
+QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True)
 # for the CPU; CUDA's attention takes such a cache with float16 activations only
 INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, chunks=False, recurrent=False)
 INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, chunks=False, recurrent=False)
@@ -220,7 +233,7 @@ STATEFUL = (
 )
 GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embedllm/package/external/genai_pipeline.py
 # in the order of an export and its manifest
-VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
+VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of MTP, output of both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -140,6 +141,31 @@ class Graph:
         rows = sum(self._layout.placed[entry].entry.shape[0] for entry in entries)
         tensor = TensorProto(name=name, data_type=_STORED_TYPES[first.dtype], dims=shape or [rows, *first.shape[1:]])
         return self._external(tensor, self._layout.placed[entries[0]].file, self._layout.span(entries))
+
+    def stored_between(self, first: str, last: str) -> str:
+        """An initializer over the weights file from one entry to another, as rows like the first one's."""
+        place, span = self._layout.placed[first], self._layout.between(first, last)
+        entry = place.entry
+        rows = span[1] * entry.shape[0] // entry.length
+        dims = [rows, *entry.shape[1:]] if len(entry.shape) < 3 else [rows, math.prod(entry.shape[1:])]
+        tensor = TensorProto(name=f"{first}...", data_type=_STORED_TYPES[entry.dtype], dims=dims)
+        return self._external(tensor, place.file, span)
+
+    def first_rows(self, entries: Sequence[str]) -> list[int] | None:
+        """How many rows lie between the start of the first entry and that of each; None where one is cut."""
+        first = self._layout.placed[entries[0]]
+        row = first.entry.length // first.entry.shape[0]
+        apart = [self._layout.placed[name].offset - first.offset for name in entries]
+        return None if any(distance % row for distance in apart) else [distance // row for distance in apart]
+
+    def outer_sum(self, one: NDArray[np.int64], other: NDArray[np.int64]) -> str:
+        """one[i] + other[j], which the runtime computes when it loads: a graph has the tables alone."""
+        digest = hashlib.sha256(one.tobytes() + other.tobytes()).hexdigest()[:16]
+        name = f"constant.sum.{len(one)}.{len(other)}.{digest}"
+        if not self.has(name):
+            column = self.table(one[:, None], f"{name}.column")
+            self.node("Add", [column, self.table(other[None], f"{name}.row")], [name], name)
+        return name
 
     def size(self, entry: str) -> int:
         """Values of an entry of the weights file."""

@@ -1,4 +1,4 @@
-"""Mixtures of experts in an ONNX graph, by standard operators, so that every provider has them.
+"""Mixtures of experts in an ONNX graph: by standard operators, which every provider has, or by one for the CPU.
 
 An expert computes the tokens that it was chosen for, and nothing when there are none.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
+from embedllm.export.onnx.fused_experts import FusedExperts
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import Linear, Mlp, Moe
@@ -54,8 +55,7 @@ class Mixtures:
             read = self.norms.plain(stream, norms.router, "router.norm")
             read = graph.op("Reshape", [read, graph.constant(-1, hidden)], "router.tokens")
         choice = self.chosen(index, moe, read)
-        sums = self.sorted_sum if self.products.variant.splits_rows else self.scattered_sum
-        total = sums(moe, tokens, choice)
+        total = self.summed(moe, tokens, choice)
         shape = graph.op("Shape", [x], "mlp.shape")
         if moe.bias:
             total = graph.op("Add", [total, graph.stored([experts_bias_name(index)])], "total.biased")
@@ -75,8 +75,18 @@ class Mixtures:
         graph.scope = scope
         return graph.op("Add", [mixed, made], "all")
 
+    def summed(self, moe: Moe, tokens: str, choice: Choice) -> str:
+        """The weighted sum of what the chosen experts make of tokens [N, hidden], in float32."""
+        variant = self.products.variant
+        if variant.fuses_experts:
+            fused = FusedExperts(self.graph, self.products.packing, moe, variant.accuracy_level)
+            if fused.fits:
+                return fused.sum(tokens, choice.scores, choice.weights, choice.experts)
+        sums = self.sorted_sum if variant.splits_rows else self.scattered_sum
+        return sums(moe, tokens, choice)
+
     def sorted_sum(self, moe: Moe, tokens: str, choice: Choice) -> str:
-        """The weighted sum of what the chosen experts make of tokens [N, hidden], in float32.
+        """As summed(), by standard operators.
 
         A slot is a token and one of its experts. Slots are sorted by expert, so that each expert computes its rows in
         one piece. All but the matmuls is done for all experts together: any other operator of one expert is hundreds
@@ -148,7 +158,7 @@ class Mixtures:
         return whole
 
     def scattered_sum(self, moe: Moe, tokens: str, choice: Choice) -> str:
-        """As sorted_sum(): each expert gathers its tokens, and adds what it makes of them in their places."""
+        """As summed(): each expert gathers its tokens, and adds what it makes of them in their places."""
         graph, scope = self.graph, self.graph.scope
         none = graph.op("Mul", [choice.scores, graph.single(0.0)], "unchosen")
         weights = graph.op("ScatterElements", [none, choice.experts, choice.weights], "weights", axis=1)
