@@ -50,10 +50,12 @@ def budget(narrow: Plan, recipe: Recipe) -> int | None:
     size = count * recipe.mean_bits / 8 if recipe.mean_bits is not None else recipe.size or 0
     least, most = narrow.layout.size, widened(narrow, recipe, open_runs(narrow, recipe)).layout.size
     if not least <= size <= most:
+        tables = sum(one.entry.length for name, one in narrow.layout.placed.items() if name.startswith("rope."))
         raise ExportError(
             f"asked for are {size:,.0f} bytes, {8 * size / count:.3f} bits a weight; expected {least:,} bytes "
             f"({8 * least / count:.3f} bits), which all matrices take in {NARROW} bits, to {most:,} bytes "
-            f"({8 * most / count:.3f} bits), in {WIDE}. Give one between; a larger group takes less."
+            f"({8 * most / count:.3f} bits), in {WIDE}. Give one between; a larger group takes less, and so does a "
+            f"shorter context: its rotary tables are {tables:,} of these bytes."
         )
     return int(size)
 

@@ -107,6 +107,14 @@ def test_the_files_size_keeps_within_any_budget(family: str, share: float, data:
         assert len({found.packing[linear.name].bits for linear in run}) == 1
 
 
+def test_a_budget_below_a_long_models_rotary_tables_says_what_they_take() -> None:
+    recipe = Recipe(group_size=16, mean_bits=5.0)
+    narrow = plan(describe(Config(tiny_config() | {"max_position_embeddings": 32768}), None), recipe)
+    tables = 2 * 32768 * (narrow.decoder.rope.rotary_dim // 2) * 4
+    with pytest.raises(ExportError, match=rf"a shorter context: its rotary tables are {tables:,} of these bytes"):
+        budget(narrow, recipe)
+
+
 def test_tables_with_bits_of_their_own_keep_them(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
     least, most = ends("llama", Recipe(group_size=16, head_bits=8, embedding_bits=16))
