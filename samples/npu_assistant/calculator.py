@@ -32,6 +32,8 @@ def calculate(expression: str) -> Number:
     """
     if len(expression) > _LONGEST:
         raise ValueError(f"the expression has {len(expression)} characters; at most {_LONGEST} are computed.")
+    if "\0" in expression:  # a ValueError of another text before Python 3.11.4
+        raise ValueError(f"{expression!r} is no arithmetic expression.")
     try:
         return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, MemoryError, RecursionError) as error:  # the latter two: nested too deeply
