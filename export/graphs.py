@@ -22,7 +22,7 @@ from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
-from embedllm.package.architecture import Decoder, DynamicVision
+from embedllm.package.architecture import Decoder, DynamicVision, Mlp, Moe
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
@@ -37,6 +37,8 @@ from embedllm.package.graph_variants import (
     VISION_OPENVINO,
     VISION_VARIANTS,
     GraphVariant,
+    qmoe_computes,
+    qmoe_takes,
 )
 from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.package.packing import Packing, packings
@@ -71,9 +73,9 @@ class Model:
     exact: bool  # float activations in every product
 
 
-def variants(decoder: Decoder) -> tuple[Graph, ...]:
-    """Those that a model can have, in the order of a manifest."""
-    return tuple(graph for graph in _GRAPHS if not _unsupported(graph.variant, decoder))
+def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, ...]:
+    """Those that a model can have, in the order of a manifest. packing: by the name of the matrix."""
+    return tuple(graph for graph in _GRAPHS if not _unsupported(graph.variant, decoder, packing))
 
 
 def build(variant_name: str, model: Model) -> bytes:
@@ -119,7 +121,7 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     if variant_name not in ALL_NAMES:
         raise ExportError(f"there is no variant '{variant_name}'; expected one of: {', '.join(ALL_NAMES)}.")
     package = open_package(folder, whole=False)
-    if reason := _unsupported(variant_name, package.decoder):
+    if reason := _unsupported(variant_name, package.decoder, packings(package.manifest)):
         raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {reason}.")
     graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED, _HIDDEN) if graph.variant == variant_name)
     data = _made(package, variant_name, tokens)
@@ -135,7 +137,7 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     return graph
 
 
-def _unsupported(variant_name: str, decoder: Decoder) -> str:
+def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Packing]) -> str:
     """Why a model cannot have a variant; empty when it can."""
     if variant_name in _NAMES_OF_VISION:
         if isinstance(decoder.vision, DynamicVision) and variant_name in _NAMES_ON_GPU:
@@ -143,9 +145,16 @@ def _unsupported(variant_name: str, decoder: Decoder) -> str:
         if decoder.images_are_bidirectional and variant_name in _NAMES_ON_GPU:
             return "GPUs take no images whose tokens attend to one another"
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
-    return next(
-        (each.unsupported(decoder) for each in (*VARIANTS, IMAGES, *CALIBRATED) if each.name == variant_name), ""
-    )
+    described = (*VARIANTS, IMAGES, *CALIBRATED)
+    reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
+    if not reason and variant_name == QMOE.name and not any(_is_fused(layer.mlp, packing) for layer in decoder.layers):
+        return "its experts are not stored in integers that ONNX Runtime's QMoE takes"
+    return reason
+
+
+def _is_fused(mlp: Mlp | Moe | None, packing: Mapping[str, Packing]) -> bool:
+    """Whether QMoE may take a layer's experts; where they lie in the file decides the rest."""
+    return isinstance(mlp, Moe) and qmoe_computes(mlp) and qmoe_takes(packing[mlp.experts[0].up.name])
 
 
 def stored_layout(package: Package) -> Layout:

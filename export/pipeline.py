@@ -286,7 +286,7 @@ def _write(
         spreads=prepared.spreads,
     )
     on_progress(Progress("weights", layout.size, layout.size))
-    graphs = variants(decoder)
+    graphs = variants(decoder, planned.packing)
     on_progress(Progress("graphs", 0, len(graphs)))
     model = Model(decoder=decoder, layout=layout, packing=planned.packing, exact=exact)
     for index, graph in enumerate(graphs):

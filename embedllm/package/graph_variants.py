@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from embedllm.package.architecture import Decoder, Mlp, Moe
+from embedllm.package.packing import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,11 @@ def qmoe_computes(mlp: Mlp | Moe | None) -> bool:
         return False
     expert = mlp.experts[0]
     return expert.gate is not None and expert.activation == "silu" and not expert.sparsity_cutoff
+
+
+def qmoe_takes(packing: Packing) -> bool:
+    """Whether QMoE has kernels for matrices that are stored in this way."""
+    return packing.quantized and not packing.has_minimum and not packing.column_order
 
 
 @dataclass(frozen=True, slots=True)

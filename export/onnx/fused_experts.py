@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.package.architecture import Linear, Moe
-from embedllm.package.graph_variants import qmoe_computes
+from embedllm.package.graph_variants import qmoe_computes, qmoe_takes
 from embedllm.package.packing import Packing
 
 Runs: TypeAlias = "Sequence[tuple[Linear, ...]]"  # of each expert, the matrices whose rows take turns
@@ -37,10 +37,9 @@ class FusedExperts:
     def fits(self) -> bool:
         """Whether QMoE (ONNX Runtime 1.32, CPU) computes what the experts do, and can be given their matrices."""
         expert, packing = self.moe.experts[0], self.packing
-        is_packed = packing.quantized and not packing.has_minimum and not packing.column_order
         return (
             qmoe_computes(self.moe)
-            and is_packed
+            and qmoe_takes(packing)
             and self.is_alike
             and all(matrix.columns % packing.group_size == 0 for matrix in (expert.up, expert.down))
             and (packing.bits == 4 or self.accuracy_level > 0)  # of 8 bits it rounds activations at every level

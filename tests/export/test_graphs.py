@@ -240,4 +240,4 @@ def test_weights_that_do_not_fit_the_manifest_are_refused(folder: Path) -> None:
 
 def test_the_variants_of_a_model_are_those_that_it_can_have(tiny_package: MakePackage) -> None:
     windowed = open_package(tiny_package("mistral", sliding_window=16)).decoder
-    assert {g.variant for g in variants.variants(windowed)} == set(NAMES) - {DIRECTML.name}
+    assert {g.variant for g in variants.variants(windowed, {})} == set(NAMES) - {DIRECTML.name}

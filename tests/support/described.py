@@ -70,7 +70,7 @@ def described_package(
     decided = plan(decoder, recipe, prequantized=prequantized(source, decoder))
     check_source(source, decided)
     hashes = {WEIGHTS: write_weights(source, decided, folder / WEIGHTS, lambda count: None)}
-    graph = next(graph for graph in variants(decoder) if graph.variant == variant)
+    graph = next(graph for graph in variants(decoder, decided.packing) if graph.variant == variant)
     model = Model(decoder=decoder, layout=decided.layout, packing=decided.packing, exact=recipe.exact)
     (folder / graph.file).write_bytes(build(variant, model))
     write_json(folder / MANIFEST, _manifest(folder, decided, recipe, [dataclasses.asdict(graph)], hashes))

@@ -19,7 +19,8 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.export.graphs import write_variant
+from embedllm.export.graphs import variants, write_variant
+from embedllm.export.writing.plan import plan
 from embedllm.package.architecture import Decoder, Layer, Linear, Mlp, Moe
 from embedllm.package.graph_variants import FLOAT32, QMOE
 from embedllm.package.package import Package, open_package
@@ -116,10 +117,9 @@ def test_rounded_activations_cost_what_they_cost_expert_by_expert(bits: int, tmp
     ("decoder", "recipe"),
     [
         (mixture(inner=48), Recipe(method="nearest", exact=True)),  # the last group of a row is padded
-        (mixture(), Recipe(bits=16, exact=True)),
         (mixture(), Recipe(method="nearest", bits=8, exact=True)),  # whose activations it would round
     ],
-    ids=["padded", "16 bits", "exact 8 bits"],
+    ids=["padded", "exact 8 bits"],
 )
 def test_what_the_operator_does_not_take_is_computed_expert_by_expert(
     decoder: Decoder, recipe: Recipe, tmp_path: Path
@@ -133,6 +133,12 @@ def test_what_the_operator_does_not_take_is_computed_expert_by_expert(
 @pytest.mark.parametrize("decoder", [mixture(scales_input=True), plain()], ids=["weighs its input", "dense"])
 def test_a_model_without_such_experts_has_no_such_graph(decoder: Decoder) -> None:
     assert "has no experts that" in QMOE.unsupported(decoder)
+
+
+@pytest.mark.parametrize(("bits", "is_fused"), [(4, True), (8, True), (16, False)])
+def test_an_export_has_such_a_graph_for_integers_only(bits: int, is_fused: bool) -> None:
+    planned = plan(mixture(), Recipe(method="nearest", bits=bits))
+    assert (QMOE.name in {graph.variant for graph in variants(planned.decoder, planned.packing)}) == is_fused
 
 
 def test_the_cpu_takes_it_where_nothing_has_to_be_exact(tmp_path: Path) -> None:
