@@ -40,6 +40,7 @@ class Graph:
         self._layout = layout
         self._names: set[str] = set()  # of the nodes
         self._nodes: list[onnx.NodeProto] = []
+        self._given: set[str] = set()  # outputs of the nodes
         self._initializers: dict[str, TensorProto] = {}
 
     def node(
@@ -59,7 +60,11 @@ class Graph:
         node = helper.make_node(
             kind, inputs, outputs, name=name, doc_string=None, domain=domain, overload=None, **attributes
         )
+        self._append(node)
+
+    def _append(self, node: onnx.NodeProto) -> None:
         self._nodes.append(node)
+        self._given.update(node.output)
 
     def op(
         self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: float | str | Sequence[int]
@@ -102,9 +107,7 @@ class Graph:
         name = f"constant.bytes.{rows}.{columns}"
         if not self.has(name):
             kind = numpy_helper.from_array(np.zeros(1, np.uint8))
-            self._nodes.append(
-                helper.make_node("ConstantOfShape", [self.constant(rows, columns)], [name], name, value=kind)
-            )
+            self._append(helper.make_node("ConstantOfShape", [self.constant(rows, columns)], [name], name, value=kind))
         return name
 
     def floats(self, values: NDArray[np.floating], name: str) -> str:
@@ -127,7 +130,7 @@ class Graph:
 
     def has(self, name: str) -> bool:
         """Whether a node gives this value."""
-        return any(name in node.output for node in self._nodes)
+        return name in self._given
 
     def stored(self, entries: Sequence[str], *, shape: Sequence[int] = (), name: str = "") -> str:
         """An initializer over neighbouring entries of the weights file, joined along their first axis.
