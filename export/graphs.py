@@ -32,6 +32,7 @@ from embedllm.package.graph_variants import (
     MTP,
     OPENVINO,
     QMOE,
+    QMOE_FLOAT16,
     VARIANTS,
     VISION_ON_GPU,
     VISION_OPENVINO,
@@ -56,9 +57,12 @@ _OF_VISION = (
 _NAMES_ON_GPU = {variant.name for variant in VISION_ON_GPU.values()}
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _OF_IMAGES = Graph(file=IMAGES.file, variant=IMAGES.name, activations=IMAGES.activations)
+_OF_EXPERTS = (QMOE.name, QMOE_FLOAT16.name)
 _GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
-NAMES = tuple(g.variant for g in _OF_TEXT if g.variant != QMOE.name)  # of a model without experts and vision encoder
+NAMES = tuple(
+    g.variant for g in _OF_TEXT if g.variant not in _OF_EXPERTS
+)  # of a model without experts and vision encoder
 _HIDDEN = Graph(file=HIDDEN.file, variant=HIDDEN.name, activations=HIDDEN.activations)  # no part of an export
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, _HIDDEN))
 
@@ -147,7 +151,11 @@ def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Pack
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
     described = (*VARIANTS, IMAGES, *CALIBRATED)
     reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
-    if not reason and variant_name == QMOE.name and not any(_is_fused(layer.mlp, packing) for layer in decoder.layers):
+    if (
+        not reason
+        and variant_name in _OF_EXPERTS
+        and not any(_is_fused(layer.mlp, packing) for layer in decoder.layers)
+    ):
         return "its experts are not stored in integers that ONNX Runtime's QMoE takes"
     return reason
 

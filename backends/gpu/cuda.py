@@ -24,6 +24,8 @@ from embedllm.backends.ort.plugins import quiet
 from embedllm.backends.ort.runtime import first_line, ort
 from embedllm.backends.system.host_tuning import ENVIRONMENT, is_on
 from embedllm.package.entries import Graph
+from embedllm.package.graph_variants import QMOE_FLOAT16
+from embedllm.package.onnx_reader import read_outline
 from embedllm.package.package import Package
 
 PROVIDER = "CUDAExecutionProvider"
@@ -57,6 +59,7 @@ _CHECK = "check the driver with nvidia-smi; the CUDA libraries come with onnxrun
 _INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda,cudnn], which takes its place"
 
 
+_FIRST_QMOE = 8  # compute capability that its kernels for integers need
 _PREFIX_SHARE = 1 / 16  # of the memory that is free behind the weights, for KV that calls have in common
 
 
@@ -73,8 +76,8 @@ class CudaEngine(ResidentEngine):
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         self.index = index_of(device.name)
         self.where = ("cuda", self.index)
-        # how many tokens an expert has is known as it runs only: a captured step has one number for ever
-        capture = capture and not package.decoder.is_mixture
+        # where an expert gathers its tokens, their number is known as it runs only: a captured step has one for ever
+        capture = capture and not (package.decoder.is_mixture and gathers_tokens(package, graph))
         super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
         self.prefix_bytes = int(self.memory.free_bytes() * _PREFIX_SHARE)
 
@@ -83,6 +86,21 @@ class CudaEngine(ResidentEngine):
 
     def open_memory(self) -> CudaMemory:
         return memory_of(self.index)
+
+
+def unsupported_graph(graph: Graph, index: int) -> str:
+    """Why another graph of a folder has to be used on a GPU; empty for one that runs there."""
+    capability = gpus()[index].capability
+    if graph.variant != QMOE_FLOAT16.name or int(capability.partition(".")[0]) >= _FIRST_QMOE:
+        return ""
+    return f"QMoE is for GPUs of compute capability {_FIRST_QMOE}.0 and later; this one has {capability}"
+
+
+def gathers_tokens(package: Package, graph: Graph) -> bool:
+    """Whether some expert of a mixture is computed by standard operators."""
+    if graph.variant != QMOE_FLOAT16.name:
+        return True
+    return any(node.operator == "NonZero" for node in read_outline(package.folder / graph.file).nodes)
 
 
 def start(

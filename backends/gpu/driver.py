@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from embedllm.backends.driver import DeviceFamily, Driver
 from embedllm.backends.ort.providers import SWAP_BUILDS, Provider, source
 from embedllm.package.graph_variants import DIRECTML as DIRECTML_GRAPH
-from embedllm.package.graph_variants import EXTERNAL, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16
+from embedllm.package.graph_variants import EXTERNAL, FLOAT16, GPU_FLOAT32, QMOE_FLOAT16, WEBGPU_FLOAT16
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device, Engine, OpenOptions
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CUDA = Provider(
     device="cuda",
     name="CUDAExecutionProvider",
-    variants=(FLOAT16.name,),
+    variants=(QMOE_FLOAT16.name, FLOAT16.name),
     hardware="GPU",
     platforms=frozenset({"linux", "win32"}),
     install=SWAP_BUILDS + 'pip install "onnxruntime-gpu[cuda,cudnn]"',
@@ -67,12 +67,15 @@ def _open_cuda(options: OpenOptions) -> Engine:
         from embedllm.backends.gpu.external_placement import on_cuda
 
         return _open_external(options, on_cuda(options.device))
+    from embedllm.backends.checks import cannot_run
+    from embedllm.backends.gpu.cuda import CudaEngine, index_of, unsupported_graph
+
+    if reason := unsupported_graph(options.require_graph(), index_of(options.device.name)):
+        raise cannot_run(options.device, reason, "use the graph 'generic-float16'")
     if options.package.decoder.is_recurrent:
         from embedllm.backends.gpu.cuda_recurrent import RecurrentCudaEngine
 
         return RecurrentCudaEngine(options.package, options.require_graph(), options.device)
-    from embedllm.backends.gpu.cuda import CudaEngine
-
     return CudaEngine(options.package, options.require_graph(), options.device)
 
 

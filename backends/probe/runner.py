@@ -79,11 +79,14 @@ def remembered(device: Device) -> Outcome | None:
 
 
 def variants(device: Device, outcome: Outcome | None) -> tuple[str, ...]:
-    """The graphs that may be used after a probe: the one that was right, and those after it; () for no restriction."""
+    """The graphs that may be used after a probe: the one that was right, those after it, and those that it cannot try;
+    () for no restriction."""
     if outcome is None or not outcome.variant:
         return ()
     preferred = capabilities(device).variants
-    return preferred[preferred.index(outcome.variant) :]
+    tried = probe.variants(device)
+    wrong = tried[: tried.index(outcome.variant)]
+    return tuple(one for one in preferred if one not in wrong)
 
 
 def can_start_python() -> bool:

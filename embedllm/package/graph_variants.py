@@ -215,6 +215,7 @@ WASM = replace(
 )
 # for the CPU, of mixtures of experts; its operator is in ONNX Runtime 1.32 and later, and not exact
 QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True)
+QMOE_FLOAT16 = replace(FLOAT16, name="qmoe-float16", file="model.qmoe.fp16.onnx", fuses_experts=True)  # for CUDA
 # for the CPU; CUDA's attention takes such a cache with float16 activations only
 INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, chunks=False, recurrent=False)
 INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, chunks=False, recurrent=False)
@@ -239,7 +240,7 @@ STATEFUL = (
 )
 GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embedllm/package/external/genai_pipeline.py
 # in the order of an export and its manifest
-VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE)
+VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of MTP, output of both

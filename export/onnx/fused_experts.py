@@ -7,6 +7,7 @@ the runtime folds it when it loads, before it packs the result as it packs every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -18,6 +19,8 @@ from embedllm.package.architecture import Linear, Moe
 from embedllm.package.graph_variants import qmoe_computes, qmoe_takes
 from embedllm.package.packing import Packing
 
+_LEAST, _NEVER = 1e-6, 1000.0  # of a weight that counts; the logit, without its sign, of an expert that is not chosen
+_BLOCK, _GROUPS = 64, (32, 64, 128)  # columns that CUDA's kernels read at once, and of a scale
 Runs: TypeAlias = "Sequence[tuple[Linear, ...]]"  # of each expert, the matrices whose rows take turns
 
 
@@ -35,14 +38,17 @@ class FusedExperts:
 
     @property
     def fits(self) -> bool:
-        """Whether QMoE (ONNX Runtime 1.32, CPU) computes what the experts do, and can be given their matrices."""
-        expert, packing = self.moe.experts[0], self.packing
+        """Whether QMoE computes what the experts do (ONNX Runtime 1.32, CPU; 1.31, CUDA), and takes their matrices."""
+        expert, packing, is_half = self.moe.experts[0], self.packing, self.graph.activations == "float16"
+        block = math.lcm(packing.group_size, _BLOCK) if is_half else packing.group_size
         return (
             qmoe_computes(self.moe)
             and qmoe_takes(packing)
             and self.is_alike
-            and all(matrix.columns % packing.group_size == 0 for matrix in (expert.up, expert.down))
-            and (packing.bits == 4 or self.accuracy_level > 0)  # of 8 bits it rounds activations at every level
+            and all(matrix.columns % block == 0 for matrix in (expert.up, expert.down))
+            # of 8 bits the CPU rounds activations at every level
+            and (packing.bits == 4 or self.accuracy_level > 0 or is_half)
+            and (not is_half or packing.group_size in _GROUPS)
             and all(self.places(runs, kind) is not None for runs, kind in self.tensors())
         )
 
@@ -52,20 +58,25 @@ class FusedExperts:
         scores: [N, experts], any finite numbers. weights, experts: [N, top_k], of the chosen, and their numbers.
         """
         graph, expert = self.graph, self.moe.experts[0]
-        none = graph.op("Mul", [scores, graph.single(0.0)], "qmoe.none")
-        own = graph.op("ScatterElements", [none, experts, weights], "qmoe.weights", axis=1)
-        # QMoE chooses by a tensor of its own, as a weight may be 0: here 1 for the chosen, 0 for the others
-        ones = graph.op("Pow", [weights, graph.single(0.0)], "qmoe.ones")
-        chosen = graph.op("ScatterElements", [none, experts, ones], "qmoe.chosen", axis=1)
+        # QMoE makes weights of logits, by a softmax over those that it chooses: here over the chosen, whose weights sum
+        # to 1 then. It takes weights as such, too, but not on CUDA, which uses the logits all the same (1.31).
+        whole = graph.op("ReduceSum", [weights, graph.constant(1)], "qmoe.whole")  # [N, 1]
+        shares = graph.op("Div", [weights, whole], "qmoe.shares")
+        logits = graph.op("Log", [graph.op("Max", [shares, graph.single(_LEAST)], "qmoe.some")], "qmoe.logits")
+        never = graph.op("Sub", [graph.op("Mul", [scores, graph.single(0.0)], "qmoe.none"), graph.single(_NEVER)],
+                         "qmoe.never")  # fmt: skip
+        chosen = graph.op("ScatterElements", [never, experts, logits], "qmoe.chosen", axis=1)
         first, second = (
             {kind: self.rows(runs, kind) for of, kind in self.tensors() if of is runs}
             for runs in (self.inner, self.outer)
         )
         given = [part.get(kind, "") for part in (first, second) for kind in ("weight", "scale", "bias")]
-        zeros = ["", "", "", first.get("zero", ""), second.get("zero", ""), ""]  # behind what separate gates would take
-        return graph.op(
+        zeros = (
+            ["", "", "", first["zero"], second["zero"]] if self.packing.stores_zeros else []
+        )  # behind separate gates'
+        made = graph.op(
             "QMoE",
-            [tokens, chosen, *given, *zeros, own],
+            [tokens, self.as_activations(chosen), *given, *zeros],
             "qmoe",
             MICROSOFT,
             k=self.moe.top_k,
@@ -76,10 +87,17 @@ class FusedExperts:
             **({"swiglu_limit": expert.swiglu_limit} if expert.swiglu_limit else {}),
             expert_weight_bits=self.packing.bits,
             block_size=self.packing.group_size,
-            normalize_routing_weights=0,
+            normalize_routing_weights=1,
             accuracy_level=self.accuracy_level,
             weights_prepacked=0,
         )
+        if graph.activations != "float32":
+            made = graph.op("Cast", [made], "qmoe.single", to=FLOAT_TYPES["float32"])
+        return graph.op("Mul", [made, whole], "qmoe.weighed")
+
+    def as_activations(self, value: str) -> str:
+        """Floats, in the type of the activations."""
+        return self.graph.op("Cast", [value], f"{value}.activations", to=FLOAT_TYPES[self.graph.activations])
 
     def tensors(self) -> Iterator[tuple[Runs, str]]:
         """What is stored of the experts: matrices, and "weight", "scale", "zero" or "bias"."""
@@ -110,4 +128,4 @@ class FusedExperts:
         entries = [f"{matrix.name}.{kind}" for run in runs for matrix in run]
         name = f"qmoe.{'gates_ups' if runs is self.inner else 'downs'}.{kind}"
         found = graph.op("Gather", [graph.stored_between(entries[0], entries[-1]), numbers], name, axis=0)
-        return graph.op("Cast", [found], f"{found}.floats", to=FLOAT_TYPES["float32"]) if kind == "scale" else found
+        return self.as_activations(found) if kind in ("scale", "bias") else found

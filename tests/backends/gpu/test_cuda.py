@@ -31,6 +31,7 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.loading.resolve import package_folder
+from embedllm.package.graph_variants import QMOE_FLOAT16
 from embedllm.package.package import Package, open_package
 from embedllm.package.packing import packings
 from embedllm.types import Logits
@@ -38,6 +39,7 @@ from tests.support.decoder_cases import CASES, VOCABULARY, plain
 from tests.support.described import described_package
 from tests.support.encoder_folders import write_embedder, write_reranker
 from tests.support.held import PACKINGS, HeldRandomSource
+from tests.support.mixtures import DECODERS as FUSED
 from tests.support.recurrent_checks import differences
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
@@ -59,8 +61,8 @@ PROMPTS = ["list files by size", "show disk usage", "count lines in a.txt", "com
 gpu = pytest.mark.gpu
 
 
-def engine(package: Package, *, capture: bool = True) -> CudaEngine:
-    graph = package.graph("generic-float16")
+def engine(package: Package, *, capture: bool = True, variant: str = "generic-float16") -> CudaEngine:
+    graph = package.graph(variant)
     assert graph is not None
     return CudaEngine(package, graph, cuda.devices()[0], capture=capture)
 
@@ -119,6 +121,31 @@ def test_every_described_field_follows_the_reference(case: str, recipe: Recipe, 
     np.testing.assert_allclose(session.feed_all(tokens[:30]), expected[:30], atol=close, rtol=0)
     session.rewind(20)
     np.testing.assert_allclose([row(session, [token]) for token in tokens[20:]], expected[20:], atol=close, rtol=0)
+
+
+@gpu
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (4, False), (8, True)])
+@pytest.mark.parametrize("decoder", FUSED)
+def test_experts_as_one_operator_follow_the_reference(decoder: str, bits: int, symmetric: bool, tmp_path: Path) -> None:
+    """Alone and in a batch. Where two experts are as good as equal, rounding chooses another one."""
+    recipe = Recipe(method="nearest", bits=bits, symmetric=symmetric)
+    folder = described_package(tmp_path / "package", FUSED[decoder], recipe, variant=QMOE_FLOAT16.name)
+    package = open_package(folder)
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, (3, 40)).tolist()
+    expected = np.array([ReferenceEngine(package).open().feed_all(each) for each in tokens])
+    opened = engine(package, variant=QMOE_FLOAT16.name)
+    assert opened.captures
+    sessions, distances = [opened.open() for _ in tokens], []
+    for session, given, right in zip(sessions, tokens, expected, strict=True):
+        distances += list(np.abs(session.feed_all(given[:30]) - right[:30]).max(axis=-1))
+        session.rewind(20)
+        distances += [np.abs(row(session, [given[at]]) - right[at]).max() for at in range(20, 30)]
+    for at in range(30, 40):
+        rows = [BatchRow(session, [given[at]]) for session, given in zip(sessions, tokens, strict=True)]
+        for found, right in zip(opened.run_batch(rows), expected, strict=True):
+            distances.append(np.abs(found.values(range(found.size)) - right[at]).max())
+    opened.close()
+    assert np.quantile(distances, 0.9) < FIELD_CLOSE * expected.std()
 
 
 @gpu

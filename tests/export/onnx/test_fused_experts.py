@@ -12,61 +12,28 @@ import pytest
 from numpy.typing import NDArray
 
 from embedllm.backends.devices.registry import open_engine
+from embedllm.backends.gpu import cuda
+from embedllm.backends.gpu.cuda import gathers_tokens
+from embedllm.backends.gpu.cuda_driver import Gpu
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.engine import OrtEngine, unsupported_graph
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe
-from embedllm.export.architectures import describe
-from embedllm.export.architectures.config import Config
 from embedllm.export.graphs import variants, write_variant
 from embedllm.export.writing.plan import plan
-from embedllm.package.architecture import Decoder, Layer, Linear, Mlp, Moe
-from embedllm.package.graph_variants import FLOAT32, QMOE
+from embedllm.package.architecture import Decoder
+from embedllm.package.graph_variants import FLOAT16, FLOAT32, QMOE, QMOE_FLOAT16
 from embedllm.package.package import Package, open_package
-from tests.support.decoder_cases import HIDDEN, VOCABULARY, layers, mixtures, plain
+from tests.support.decoder_cases import VOCABULARY, plain
 from tests.support.described import described_package
+from tests.support.mixtures import DECODERS, mixture
 from tests.support.openings import device
-from tests.support.tiny import tiny_config
 
 CLOSE = 1e-4  # of the spread of the logits; measured up to 4e-6: the order of float32 sums differs
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, VOCABULARY, 21)]
 
 
-def mixture(*, experts: int = 6, used: int = 2, inner: int = 64, shared: bool = False, bias: bool = False,
-            limit: float = 0.0, **changes: object) -> Decoder:  # fmt: skip
-    """Two layers of experts whose rows are whole numbers of groups; with a limit they are clamped as gpt-oss's."""
-    decoder = describe(Config(tiny_config("qwen3", hidden_size=64, num_attention_heads=2, num_key_value_heads=1,
-                                          head_dim=32, num_hidden_layers=2, vocab_size=VOCABULARY)), None)  # fmt: skip
-    mixed = mixtures(experts=experts, used=used, inner=inner, shared=shared, bias=bias)(decoder)
-
-    def linear(found: Linear) -> Linear:
-        return replace(found, columns=64) if found.columns == HIDDEN else found
-
-    def mlp(found: Mlp) -> Mlp:
-        assert found.gate is not None
-        found = replace(found, gate=linear(found.gate), up=linear(found.up), down=replace(found.down, rows=64))
-        return replace(found, swiglu_alpha=1.7, swiglu_limit=limit, up_offset=1.0) if limit else found
-
-    def of_layer(at: int, layer: Layer) -> Layer:
-        moe = layer.mlp
-        assert isinstance(moe, Moe)
-        own = tuple(mlp(one) for one in moe.experts)
-        every = None if moe.shared is None else mlp(moe.shared)
-        moe = replace(moe, experts=own, shared=every, router=linear(moe.router))
-        return replace(layer, mlp=replace(moe, **changes))  # type: ignore[arg-type]  # fields of Moe
-
-    return layers(of_layer)(mixed)
-
-
-DECODERS = {
-    "many experts, a shared one": mixture(experts=24, used=3, shared=True),
-    "weights that are scaled": mixture(
-        inner=128, norm_topk=True, scale=2.5, scoring_func="sigmoid", score_correction_bias="correction", groups=2
-    ),
-    "clamped gates, biases": mixture(bias=True, limit=0.25),
-    "one expert": mixture(experts=1, used=1),
-}
 RECIPES = {
     "symmetric": Recipe(method="nearest", exact=True),
     "zero points": Recipe(method="nearest", symmetric=False, exact=True),
@@ -79,7 +46,8 @@ def package_of(decoder: Decoder, folder: Path, recipe: Recipe, variant: str = QM
 
 
 def operators(package: Package) -> Counter[str]:
-    graph = onnx.load(package.folder / QMOE.file, load_external_data=False).graph
+    (listed,) = package.graphs
+    graph = onnx.load(package.folder / listed.file, load_external_data=False).graph
     return Counter(node.op_type for node in graph.node)
 
 
@@ -153,6 +121,24 @@ def test_the_cpu_takes_it_where_nothing_has_to_be_exact(tmp_path: Path) -> None:
     ):
         assert isinstance(engine, OrtEngine)
         assert engine.graph.variant == variant.name
+
+
+@pytest.mark.parametrize(("inner", "is_fused"), [(128, True), (96, False)])  # a multiple of 64, as CUDA's kernels read
+def test_a_step_on_cuda_is_captured_where_no_expert_gathers_tokens(inner: int, is_fused: bool, tmp_path: Path) -> None:
+    package = package_of(mixture(inner=inner), tmp_path / "package", Recipe(method="nearest"), QMOE_FLOAT16.name)
+    (graph,) = package.graphs
+    assert (operators(package)["QMoE"] > 0) == is_fused
+    assert gathers_tokens(package, graph) != is_fused
+
+
+def test_an_older_gpu_takes_the_other_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = package_of(mixture(), tmp_path / "package", Recipe(method="nearest"), QMOE_FLOAT16.name)
+    (graph,) = package.graphs
+    for capability, reason in (("7.5", "this one has 7.5"), ("8.0", ""), ("12.0", "")):
+        monkeypatch.setattr(cuda, "gpus", lambda known=capability: [Gpu(name="GPU", memory=1, capability=known)])
+        assert cuda.unsupported_graph(graph, 0).endswith(reason)
+        assert bool(cuda.unsupported_graph(graph, 0)) == bool(reason)
+        assert not cuda.unsupported_graph(replace(graph, variant=FLOAT16.name), 0)
 
 
 def test_an_older_runtime_takes_the_other_graph(tmp_path: Path) -> None:
