@@ -79,9 +79,9 @@ Other layers run expert by expert, and so does all of a model (`model.onnx`) whe
 `runtime.floats` is asked for, or ONNX Runtime is older than 1.32: the rows of all tokens are sorted by expert, each
 expert multiplies its own, and everything else is done for all experts together, so that an expert that nobody chose
 costs two empty matmuls. On `webgpu`, and on `cuda` where QMoE is not used, each expert gathers its tokens and adds what
-it makes of them in their places: WebGPU's Concat fails on many empty parts (ONNX Runtime 1.32). The router is the same in
-all graphs. QMoE is given its choice as logits, of which it makes the weights again: CUDA's heeds no weights beside them
-(1.31).
+it makes of them in their places: WebGPU's Concat fails on many empty parts (ONNX Runtime 1.32). The router is the same
+in all graphs. QMoE is given its choice as logits, of which it makes the weights again: CUDA's heeds no weights beside
+them (1.31).
 
 QMoE wants all experts in one tensor, with the rows of gate and up in turns. The file stores each expert's gate, up and
 down one after another, which all other graphs read. So the graph has a `Gather` of rows over the stretch of the file

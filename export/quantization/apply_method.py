@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from embedllm.export.checkpoints.tensor_mapping import Source
     from embedllm.export.recipe import Method
+    from embedllm.export.rounding.compensation import Feedback
     from embedllm.export.writing.plan import Plan
     from embedllm.export.writing.stream import Piece
     from embedllm.types import F32
@@ -30,7 +31,7 @@ class PreparedModel:
     # [columns], by matrix: what an error in each column counts when scales are searched; those not named: all alike
     weights: Mapping[str, F32] = field(default_factory=dict)
     # by matrix, as compensated() has them: in place of weights
-    spreads: Mapping[str, F32] = field(default_factory=dict)
+    spreads: Mapping[str, Feedback] = field(default_factory=dict)
     pieces: Iterable[Piece] | None = None  # all matrices, when they are rounded on the way; None: round the source's
 
 
@@ -52,7 +53,7 @@ def apply_method(
     decoder, squares = decided.decoder, importance or {}
     if sequences is None or not method.reads or importance is not None:
         return PreparedModel(source=source, weights=weights(squares, decoder))
-    spread: Mapping[str, F32] = {}
+    spread: Mapping[str, Feedback] = {}
     if method.scales or method.weighs:
         on_progress(Progress("inputs", 0, len(decoder.layers)))
     if method.scales:

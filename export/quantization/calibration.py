@@ -16,7 +16,7 @@ import numpy as np
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.quantization.float_forward import FloatPass, read_table
 from embedllm.export.quantization.importance import AS_INPUT, mean_products
-from embedllm.export.rounding.compensation import damp, feedback
+from embedllm.export.rounding.compensation import Feedback, damp, feedback
 from embedllm.export.writing.stream import Piece, pack
 from embedllm.package.packing import Packed, Packing, dequantize
 
@@ -73,7 +73,7 @@ def _head_spread(
     packing: Packing,
     sequences: NDArray[np.int64],
     on_layer: Callable[[int], None],
-) -> F32:
+) -> Feedback:
     """feedback() for a tied table, in the model as it is."""
     floats = FloatPass(source, decoder, sequences)
     floats.begin()
@@ -83,7 +83,7 @@ def _head_spread(
     return _spread(floats, packing, _FLOOR + AS_INPUT)
 
 
-def _spread(floats: FloatPass, packing: Packing, floor: float = _FLOOR) -> F32:
+def _spread(floats: FloatPass, packing: Packing, floor: float = _FLOOR) -> Feedback:
     """feedback() for the head's inputs."""
     return feedback(_products(floats.head_inputs(), packing, floats.decoder.head), packing.group_size, floor=floor)
 
@@ -97,7 +97,7 @@ def _table(
     source: Source,
     linear: Linear,
     packing: Mapping[str, Packing],
-    spread: F32 | None,
+    spread: Feedback | None,
     use: Callable[[int, F32], None] = lambda start, rows: None,
 ) -> Iterator[Piece]:
     """An embedding or a head, of which there may be more than memory should hold as floats. use: start, float rows."""
@@ -116,7 +116,8 @@ class _Quantizing(FloatPass):
         self.pieces: list[Piece] = []  # that were quantized
         self._packing, self._float_pass = packing, floats
         self._inputs: F32 | None = None  # of the last matrix, which others may share
-        self._products = self._spread = self._lost = np.empty(0, np.float32)  # that go with them
+        self._products = self._lost = np.empty(0, np.float32)  # that go with them, and
+        self._spread: Feedback = ()
 
     def _linear(self, x: F32, linear: Linear) -> F32:
         packing = self._packing[linear.name]
@@ -129,7 +130,7 @@ class _Quantizing(FloatPass):
         product = x @ _floats(packed, packing, linear.columns).T
         return product + self.floats.tensor(f"{linear.name}.bias") if linear.bias else product
 
-    def _weighed(self, x: F32, linear: Linear) -> F32:
+    def _weighed(self, x: F32, linear: Linear) -> Feedback:
         """feedback() for the inputs; matrices that share them find it made."""
         if x is not self._inputs:
             packing = self._packing[linear.name]

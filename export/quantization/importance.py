@@ -10,7 +10,7 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.quantization.blas_threads import one_blas_thread
 from embedllm.export.quantization.float_forward import FloatPass
-from embedllm.export.rounding.compensation import block_columns, feedback
+from embedllm.export.rounding.compensation import Feedback, block_columns, feedback
 from embedllm.package.tensors import linears
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ def mean_products(x: F32, size: int, name: str) -> F32:
 
 def spreads(
     products: Iterable[tuple[tuple[str, ...], F32]], decoder: Decoder, packing: Mapping[str, Packing]
-) -> dict[str, F32]:
+) -> dict[str, Feedback]:
     """What compensated() needs, by the name of the matrix. products: as input_products() gives them."""
     tied = decoder.head.name if decoder.tied else None
-    found: dict[str, F32] = {}
+    found: dict[str, Feedback] = {}
     for names, one in products:
         floor = AS_INPUT if tied in names else _FLOOR
         with one_blas_thread():  # not around the loop: products come out of a pass that has large ones

@@ -10,7 +10,8 @@ https://arxiv.org/abs/2307.13304.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from embedllm.types import F16, F32, U8
 
+# Of each group of columns: [blocks, group, columns from its first one to the end of the block].
+Feedback: TypeAlias = "Sequence[F32]"
 
 # Multiplications of a product that OpenBLAS makes on the thread that asks for it (65,536 * 4 in its interface/gemm.c):
 # pieces of a matrix are rounded on all cores as it is
@@ -38,8 +41,8 @@ def block_columns(columns: int, group_size: int, most: int) -> int:
     return -(-groups // blocks) * group_size
 
 
-def feedback(grams: F32, group_size: int, *, floor: float, shrinkage: float = 1.0) -> F32:
-    """How errors of columns change those behind them in their block: [blocks, size, size], upper triangular.
+def feedback(grams: F32, group_size: int, *, floor: float, shrinkage: float = 1.0) -> Feedback:
+    """How errors of columns change those behind them in their block; those before a group are left out.
 
     For G = R R^T with R upper triangular, and groups of columns g, h: R_gg^-1 on the diagonal, by which GPTQ goes
     through the columns of a group, and R_gh R_hh^-1 right of it: how the errors of a whole group change one behind it.
@@ -48,36 +51,51 @@ def feedback(grams: F32, group_size: int, *, floor: float, shrinkage: float = 1.
     the matrix, what is added to each: a text may hardly use one that another text does. shrinkage: what products of
     inputs of different groups are multiplied by; a few thousand tokens tell those of one group, but not those of all.
     """
-    found = damp(grams, floor)
-    blocks, size, _ = found.shape
+    blocks, size, _ = grams.shape
+    found = tuple(np.empty((blocks, group_size, size - start), np.float32) for start in range(0, size, group_size))
+    added = _added(grams, floor)
+    for block, gram in enumerate(grams):  # one by one: the decomposition takes several times their memory
+        damped = gram.astype(np.float64)
+        np.einsum("ii->i", damped)[...] += added
+        for own, all_columns in zip(found, _feedback(damped, group_size, shrinkage), strict=True):
+            own[block] = all_columns[:, size - own.shape[2] :]
+    return found
+
+
+def _feedback(damped: NDArray[np.float64], group_size: int, shrinkage: float) -> NDArray[np.float64]:
+    """The same of one block, [groups, group, size], with zeros before each group."""
+    size = len(damped)
     groups = size // group_size
     if shrinkage != 1:
         group = np.arange(size) // group_size
-        found *= np.where(group[:, None] == group, 1, shrinkage)
-    upper = np.linalg.cholesky(found[:, ::-1, ::-1])[:, ::-1, ::-1]  # the Cholesky decomposition from the other end
-    tiles = upper.reshape(blocks, groups, group_size, groups, group_size).transpose(0, 1, 3, 2, 4)
+        damped = damped * np.where(group[:, None] == group, 1, shrinkage)
+    upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]  # the Cholesky decomposition from the other end
+    tiles = upper.reshape(groups, group_size, groups, group_size).transpose(0, 2, 1, 3)
     tiles = np.ascontiguousarray(tiles)  # BLAS does not take what goes backwards
-    own = np.einsum("bggij->bgij", tiles)
-    inverses = np.linalg.inv(own)
-    products = tiles @ inverses[:, None]
-    np.einsum("bggij->bgij", products)[...] = inverses
-    return products.transpose(0, 1, 3, 2, 4).reshape(blocks, size, size).astype(np.float32)
+    inverses = np.linalg.inv(np.einsum("ggij->gij", tiles))
+    products = tiles @ inverses
+    np.einsum("ggij->gij", products)[...] = inverses
+    return products.transpose(0, 2, 1, 3).reshape(groups, group_size, size)
 
 
 def damp(grams: F32, floor: float) -> NDArray[np.float64]:
     """Gram matrices [blocks, size, size] of the inputs of a matrix, with `floor` of their mean square added to each."""
     found = grams.astype(np.float64)
-    diagonal = np.einsum("bii->bi", found)  # a view
-    diagonal += floor * diagonal.mean() or 1.0  # inputs that are all zero: nothing to compensate
+    np.einsum("bii->bi", found)[...] += _added(grams, floor)
     return found
 
 
-def compensated(rows: F32, spread: F32, packing: Packing) -> Packed:
-    """Rows [n, K] of a matrix, quantized. spread: [blocks, size, size], feedback() of their inputs.
+def _added(grams: F32, floor: float) -> float:
+    """`floor` of the mean square of an input; 1 for inputs that are all zero: nothing to compensate."""
+    return float(floor * np.einsum("bii->bi", grams).mean(dtype=np.float64)) or 1.0
+
+
+def compensated(rows: F32, spread: Feedback, packing: Packing) -> Packed:
+    """Rows [n, K] of a matrix, quantized. spread: feedback() of their inputs.
 
     Raises ExportError for weights that are not finite or too large for a float16 scale.
     """
-    (count, columns), (blocks, size, _), group = rows.shape, spread.shape, packing.group_size
+    (count, columns), (blocks, group, size) = rows.shape, spread[0].shape
     padded = np.pad(rows, ((0, 0), (0, blocks * size - columns)))
     # a row for each column, so that one lies together
     values = np.ascontiguousarray(padded.T).reshape(blocks, size, count)
@@ -87,13 +105,14 @@ def compensated(rows: F32, spread: F32, packing: Packing) -> Packed:
     zeros = np.empty(half.shape, np.uint8)
     for index, start in enumerate(range(0, size, group)):
         here, stop = slice(start, start + group), start + group
-        integers[:, here], half[:, index], zeros[:, index] = _rounded(left[:, here], spread[:, here, here], packing)
+        own, behind = np.split(spread[index], [group], axis=2)
+        integers[:, here], half[:, index], zeros[:, index] = _rounded(left[:, here], own, packing)
         if stop < size:
             errors = integers[:, here].astype(np.float32)
             errors -= zeros[:, None, index]
             errors *= half[:, None, index]
             np.subtract(values[:, here], errors, out=errors)
-            _feed_back(left[:, stop:], spread[:, here, stop:], errors)
+            _feed_back(left[:, stop:], behind, errors)
     return _packed(integers, half, zeros, packing, columns)
 
 

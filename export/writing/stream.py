@@ -20,7 +20,7 @@ from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source, check_matrix, check_vector, read_matrix, read_vector
 from embedllm.export.layout import Layout, Writer
-from embedllm.export.rounding.compensation import compensated
+from embedllm.export.rounding.compensation import Feedback, compensated
 from embedllm.export.rounding.quantize import NOT_FINITE, quantize
 from embedllm.export.writing.passthrough import OrderedSource, PackedSource, read_packed
 from embedllm.export.writing.plan import Plan, with_orders
@@ -70,7 +70,7 @@ def write_weights(
     *,
     pieces: Iterable[Piece] | None = None,
     weights: Mapping[str, F32] | None = None,
-    spreads: Mapping[str, F32] | None = None,
+    spreads: Mapping[str, Feedback] | None = None,
 ) -> str:
     """Fills the file of a plan; returns its sha256.
 
@@ -149,7 +149,7 @@ def rounded(
     plan: Matrices,
     pool: ThreadPoolExecutor,
     weights: Mapping[str, F32],
-    spreads: Mapping[str, F32],
+    spreads: Mapping[str, Feedback],
 ) -> Iterator[Piece]:
     """All matrices as they are stored, in rows. weights, spreads: as write_weights() has them."""
 
@@ -202,7 +202,7 @@ def _pieces(plan: Matrices) -> Iterator[tuple[Linear, int, int]]:
 
 
 def pack(
-    rows: F32, packing: Packing, *, search: bool, weights: F32 | None = None, spread: F32 | None = None
+    rows: F32, packing: Packing, *, search: bool, weights: F32 | None = None, spread: Feedback | None = None
 ) -> Packed | F16 | F32:
     """Rows of a matrix as they are stored.
 
