@@ -81,7 +81,7 @@ class GraphVariant:
 
 def qmoe_computes(mlp: Mlp | Moe | None) -> bool:
     """Whether a layer has experts of SwiGLU, as QMoE's are; whether it takes their matrices, their packing says."""
-    if not isinstance(mlp, Moe) or mlp.scales_input:
+    if not isinstance(mlp, Moe) or mlp.scales_input or mlp.expert_scales:  # which may be negative
         return False
     expert = mlp.experts[0]
     return expert.gate is not None and expert.activation == "silu" and not expert.sparsity_cutoff

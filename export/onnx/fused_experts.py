@@ -20,6 +20,7 @@ from embedllm.package.graph_variants import qmoe_computes, qmoe_takes
 from embedllm.package.packing import Packing
 
 _LEAST, _NEVER = 1e-6, 1000.0  # of a weight that counts; the logit, without its sign, of an expert that is not chosen
+_TINY = 1e-30  # in place of a sum of 0
 _BLOCK, _GROUPS = 64, (32, 64, 128)  # columns that CUDA's kernels read at once, and of a scale
 Runs: TypeAlias = "Sequence[tuple[Linear, ...]]"  # of each expert, the matrices whose rows take turns
 
@@ -61,8 +62,9 @@ class FusedExperts:
         # QMoE makes weights of logits, by a softmax over those that it chooses: here over the chosen, whose weights sum
         # to 1 then. It takes weights as such, too, but not on CUDA, which uses the logits all the same (1.31).
         whole = graph.op("ReduceSum", [weights, graph.constant(1)], "qmoe.whole")  # [N, 1]
-        shares = graph.op("Div", [weights, whole], "qmoe.shares")
-        logits = graph.op("Log", [graph.op("Max", [shares, graph.single(_LEAST)], "qmoe.some")], "qmoe.logits")
+        some = graph.op("Max", [whole, graph.single(_TINY)], "qmoe.whole.some")  # all weights may be 0
+        shares = graph.op("Div", [weights, some], "qmoe.shares")
+        logits = graph.op("Log", [graph.op("Max", [shares, graph.single(_LEAST)], "qmoe.shares.some")], "qmoe.logits")
         never = graph.op("Sub", [graph.op("Mul", [scores, graph.single(0.0)], "qmoe.none"), graph.single(_NEVER)],
                          "qmoe.never")  # fmt: skip
         chosen = graph.op("ScatterElements", [never, experts, logits], "qmoe.chosen", axis=1)

@@ -43,5 +43,6 @@ DECODERS = {
         inner=128, norm_topk=True, scale=2.5, scoring_func="sigmoid", score_correction_bias="correction", groups=2
     ),
     "clamped gates, biases": mixture(bias=True, limit=0.25),
+    "weights of zero": mixture(scale=0.0, scoring_func="sigmoid", shared=True),
     "one expert": mixture(experts=1, used=1),
 }

@@ -98,7 +98,11 @@ def test_what_the_operator_does_not_take_is_computed_expert_by_expert(
     np.testing.assert_allclose(logits(package), expected, atol=CLOSE * expected.std(), rtol=0)
 
 
-@pytest.mark.parametrize("decoder", [mixture(scales_input=True), plain()], ids=["weighs its input", "dense"])
+@pytest.mark.parametrize(
+    "decoder",
+    [mixture(scales_input=True), mixture(expert_scales="scales"), plain()],
+    ids=["weighs its input", "weights of any sign", "dense"],
+)
 def test_a_model_without_such_experts_has_no_such_graph(decoder: Decoder) -> None:
     assert "has no experts that" in QMOE.unsupported(decoder)
 
