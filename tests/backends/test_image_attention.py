@@ -12,8 +12,6 @@ import pytest
 
 import embedllm
 from embedllm import Model
-from embedllm.backends.base import FeedsAll
-from embedllm.backends.images import images_of, place_images
 from embedllm.backends.openvino.engine import OvEngine
 from embedllm.backends.ort import engine as ort_engine
 from embedllm.backends.ort.engine import lacks_image_attention
@@ -23,7 +21,7 @@ from embedllm.export.graphs import write_variant
 from embedllm.export.verify import verify_folder
 from embedllm.generation.chunk import Chunk
 from tests.support.peft_folders import ALL, config_of, merged_checkpoint, shapes_of, write_factors
-from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, Image, gemma_checkpoint, image, seeing_prompt, seeing_request
+from tests.support.vision import TILE_TOKENS, Image, gemma_checkpoint, image, seeing_logits, seeing_request
 
 DEVICES = ("cpu", "openvino")
 TOLERANCE = 1e-4  # of the spread: all compute in float32
@@ -40,20 +38,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(request: pytest.FixtureRequest, package: Path) -> Iterator[Model]:
     with embedllm.load(package, device=request.param, exact=True) as opened:
         yield opened
-
-
-def logits(llm: Model, *parts: Image | list[int]) -> np.ndarray:
-    tokens, images = seeing_prompt(*parts)
-    found = images_of(llm.runner.engine)
-    assert found is not None
-    found.add(images)
-
-    def fed() -> np.ndarray:
-        session = llm.runner.engine.open()
-        assert isinstance(session, FeedsAll)
-        return session.feed_all(place_images(tokens, images, IMAGE_TOKEN))
-
-    return llm.runner.call(fed)
 
 
 def reply(llm: Model, *parts: Image | list[int]) -> list[float]:
@@ -75,10 +59,10 @@ def test_windows_may_be_shorter_than_an_image(tmp_path: Path, device: str) -> No
     checkpoint = gemma_checkpoint(tmp_path / "checkpoint", window=TILE_TOKENS // 2)
     package = convert(checkpoint, tmp_path / "package", Recipe(bits=32))
     with embedllm.load(package, device="reference") as reference:
-        expected = logits(reference, [5] * 9, ONE, [6, 7], TWO, [8])
+        expected = seeing_logits(reference, [5] * 9, ONE, [6, 7], TWO, [8])
     with embedllm.load(package, device=device, exact=True) as llm:
         assert isinstance(llm.runner.engine, OvEngine) == (device == "openvino")  # paged attention ignores such windows
-        assert np.abs(logits(llm, [5] * 9, ONE, [6, 7], TWO, [8]) - expected).max() <= TOLERANCE * expected.std()
+        assert np.abs(seeing_logits(llm, [5] * 9, ONE, [6, 7], TWO, [8]) - expected).max() <= TOLERANCE * expected.std()
 
 
 def test_an_image_is_read_whole_however_small_the_pieces_of_a_prompt_are(llm: Model) -> None:

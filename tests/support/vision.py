@@ -12,7 +12,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from embedllm.backends.images import place_images
+from embedllm.backends.base import FeedsAll
+from embedllm.backends.images import images_of, place_images
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from tests.support.described import RandomSource
@@ -55,32 +56,28 @@ def image(seed: int, tiles: int = 1) -> Image:
 
 def vision_checkpoint(folder: Path) -> Path:
     """A random SmolVLM with config.json, weights and tokenizer; returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     text = tiny_config("llama", attention_bias=False, eos_token_id=None, max_position_embeddings=512)
     config = {**SMOLVLM, "model_type": "smolvlm", "text_config": text, "vision_config": SIGLIP}
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = RandomSource(describe(Config(config))).tensors
-    kernel = "model.vision_model.embeddings.patch_embedding.weight"
-    side = int(str(SIGLIP["patch_size"]))
-    tensors[kernel] = tensors[kernel].reshape(-1, 3, side, side)
-    save_file(tensors, folder / "model.safetensors")
-    write_tokenizer(folder, 307)
-    return folder
+    return _written(folder, config, RandomSource(describe(Config(config))).tensors, tower="model.vision_model")
 
 
 def gemma_checkpoint(folder: Path, window: int) -> Path:
     """A random Gemma 3 with the names of published checkpoints, as vision_checkpoint(). window: in tokens."""
-    folder.mkdir(parents=True, exist_ok=True)
     text = {**GEMMA3, "eos_token_id": None, "max_position_embeddings": 512, "sliding_window": window}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": SIGLIP, "mm_tokens_per_image": TILE_TOKENS,
               "image_token_index": IMAGE_TOKEN}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
     tensors = RandomSource(describe(Config(config))).tensors
-    kernel = "vision_tower.vision_model.embeddings.patch_embedding.weight"
-    side = int(str(SIGLIP["patch_size"]))
-    tensors[kernel] = tensors[kernel].reshape(-1, 3, side, side)
     projector = "multi_modal_projector.mm_input_projection_weight"
     tensors[projector] = np.ascontiguousarray(tensors.pop(f"{projector}.weight").T)
+    return _written(folder, config, tensors, tower="vision_tower.vision_model")
+
+
+def _written(folder: Path, config: dict[str, object], tensors: dict[str, F32], *, tower: str) -> Path:
+    """The checkpoint, whose patches are multiplied by a kernel as a convolution has it; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    kernel, side = f"{tower}.embeddings.patch_embedding.weight", int(str(SIGLIP["patch_size"]))
+    tensors[kernel] = tensors[kernel].reshape(-1, 3, side, side)
     save_file(tensors, folder / "model.safetensors")
     write_tokenizer(folder, 307)
     return folder
@@ -92,6 +89,22 @@ def seeing_prompt(*parts: Image | Sequence[int]) -> tuple[list[int], tuple[Image
     for part in parts:
         tokens += [IMAGE_TOKEN] * part.tokens if isinstance(part, Image) else part
     return tokens, tuple(part for part in parts if isinstance(part, Image))
+
+
+def seeing_logits(llm: Model, *parts: Image | Sequence[int]) -> F32:
+    """The logits behind each token of a prompt with images, [T, vocabulary]."""
+    tokens, images = seeing_prompt(*parts)
+    engine = llm.runner.engine
+    kept = images_of(engine)
+    assert kept is not None
+    kept.add(images)
+
+    def fed() -> F32:
+        session = engine.open()
+        assert isinstance(session, FeedsAll)
+        return session.feed_all(place_images(tokens, images, IMAGE_TOKEN))
+
+    return llm.runner.call(fed)
 
 
 def seeing_request(llm: Model, *parts: Image | Sequence[int], tokens: int = 8) -> Request:

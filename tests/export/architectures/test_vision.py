@@ -12,12 +12,11 @@ import pytest
 
 import embedllm
 from embedllm import Model
-from embedllm.backends.base import FeedsAll
-from embedllm.backends.images import image_ids, images_of, place_images
+from embedllm.backends.images import image_ids, images_of
 from embedllm.export import Recipe, convert
 from tests.support.families import FAMILIES, make_checkpoint
 from tests.support.families import GEMMA3 as TEXT
-from tests.support.vision import IMAGE_TOKEN, TILE, Image, image, seeing_prompt, seeing_request
+from tests.support.vision import IMAGE_TOKEN, TILE, Image, image, seeing_logits, seeing_prompt, seeing_request
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -92,15 +91,6 @@ def test_features_follow_transformers(made: Made, llm: Model) -> None:
 @pytest.mark.parametrize("name", PROMPTS)
 def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, name: str) -> None:
     tokens, images = seeing_prompt(*PROMPTS[name])
-    kept = images_of(llm.runner.engine)
-    assert kept is not None
-    kept.add(images)
-
-    def fed() -> np.ndarray:
-        session = llm.runner.engine.open()
-        assert isinstance(session, FeedsAll)
-        return session.feed_all(place_images(tokens, images, IMAGE_TOKEN))
-
     ids = torch.tensor([tokens])
     with torch.no_grad():
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels(made, images)}
@@ -108,7 +98,7 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
             given["token_type_ids"] = (ids == IMAGE_TOKEN).long()
         logits = made.theirs(**given).logits[0].numpy()
         reply = made.theirs.generate(**given, max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)
-    assert_close(llm.runner.call(fed), logits)
+    assert_close(seeing_logits(llm, *PROMPTS[name]), logits)
     request = seeing_request(llm, *PROMPTS[name], tokens=REPLY)
     request = replace(request, stop_tokens=frozenset({2}), min_tokens=REPLY)  # as min_new_tokens has it
     found = [chunk.token for chunk in llm.runner.stream(request, embedllm.Cancel()) if chunk.token is not None]
