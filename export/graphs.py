@@ -31,8 +31,6 @@ from embedllm.package.graph_variants import (
     IMAGES,
     MTP,
     OPENVINO,
-    QMOE,
-    QMOE_FLOAT16,
     VARIANTS,
     VISION_ON_GPU,
     VISION_OPENVINO,
@@ -57,12 +55,11 @@ _OF_VISION = (
 _NAMES_ON_GPU = {variant.name for variant in VISION_ON_GPU.values()}
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _OF_IMAGES = Graph(file=IMAGES.file, variant=IMAGES.name, activations=IMAGES.activations)
-_OF_EXPERTS = (QMOE.name, QMOE_FLOAT16.name)
+_OF_EXPERTS = {variant.name for variant in VARIANTS if variant.fuses_experts}
 _GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
-NAMES = tuple(
-    g.variant for g in _OF_TEXT if g.variant not in _OF_EXPERTS
-)  # of a model without experts and vision encoder
+# of a model without experts and vision encoder
+NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in _OF_EXPERTS)
 _HIDDEN = Graph(file=HIDDEN.file, variant=HIDDEN.name, activations=HIDDEN.activations)  # no part of an export
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, _HIDDEN))
 

@@ -8,7 +8,7 @@ the runtime folds it when it loads, before it packs the result as it packs every
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -50,7 +50,9 @@ class FusedExperts:
             # of 8 bits the CPU rounds activations at every level
             and (packing.bits == 4 or self.accuracy_level > 0 or is_half)
             and (not is_half or packing.group_size in _GROUPS)
-            and all(self.places(runs, kind) is not None for runs, kind in self.tensors())
+            and all(
+                self.places(runs, kind) is not None for runs in (self.inner, self.outer) for kind in self.kinds(runs)
+            )
         )
 
     def sum(self, tokens: str, scores: str, weights: str, experts: str) -> str:
@@ -69,13 +71,11 @@ class FusedExperts:
                          "qmoe.never")  # fmt: skip
         chosen = graph.op("ScatterElements", [never, experts, logits], "qmoe.chosen", axis=1)
         first, second = (
-            {kind: self.rows(runs, kind) for of, kind in self.tensors() if of is runs}
-            for runs in (self.inner, self.outer)
+            {kind: self.rows(runs, kind) for kind in self.kinds(runs)} for runs in (self.inner, self.outer)
         )
         given = [part.get(kind, "") for part in (first, second) for kind in ("weight", "scale", "bias")]
-        zeros = (
-            ["", "", "", first["zero"], second["zero"]] if self.packing.stores_zeros else []
-        )  # behind separate gates'
+        # behind what separate gates would take
+        zeros = ["", "", "", first["zero"], second["zero"]] if self.packing.stores_zeros else []
         made = graph.op(
             "QMoE",
             [tokens, self.as_activations(chosen), *given, *zeros],
@@ -101,14 +101,10 @@ class FusedExperts:
         """Floats, in the type of the activations."""
         return self.graph.op("Cast", [value], f"{value}.activations", to=FLOAT_TYPES[self.graph.activations])
 
-    def tensors(self) -> Iterator[tuple[Runs, str]]:
-        """What is stored of the experts: matrices, and "weight", "scale", "zero" or "bias"."""
-        for runs in (self.inner, self.outer):
-            yield from ((runs, kind) for kind in ("weight", "scale"))
-            if self.packing.stores_zeros:
-                yield runs, "zero"
-            if runs[0][0].bias:
-                yield runs, "bias"
+    def kinds(self, runs: Runs) -> list[str]:
+        """What is stored of the matrices."""
+        zeros, bias = ["zero"] * self.packing.stores_zeros, ["bias"] * bool(runs[0][0].bias)
+        return ["weight", "scale", *zeros, *bias]
 
     def places(self, runs: Runs, kind: str) -> NDArray[np.int64] | None:
         """Where the matrices begin, [experts, matrices of one], in rows behind the first; None where QMoE's order is
