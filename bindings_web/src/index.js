@@ -120,6 +120,11 @@ export class EmbedLLM {
     return this.#about.canChat;
   }
 
+  /** Whether messages may have images: with a vision-language model and the engine "javascript". */
+  get takesImages() {
+    return this.#about.takesImages;
+  }
+
   /**
    * The continuation of a prompt, whole: of a text as it stands, of messages through the chat template, or of token ids.
    *

@@ -229,7 +229,7 @@ def test_it_is_accessible_on_a_phone_and_on_a_desktop(browser: Browser, url: str
 def test_the_keyboard_reaches_everything_in_order(browser: Browser, url: str) -> None:
     chat = ChatPage(browser.context(), url)
     reached = []
-    for _ in range(10):
+    for _ in range(11):
         chat.page.press("Tab")
         reached.append(
             chat.page.evaluate("async () => document.activeElement.id || document.activeElement.textContent")
@@ -244,6 +244,7 @@ def test_the_keyboard_reaches_everything_in_order(browser: Browser, url: str) ->
         "Model",
         "url",
         "load",
+        "attach",
     ]
     assert reached == [*expected, "said"]
     outline = "async () => getComputedStyle(document.activeElement).outlineWidth"

@@ -21,7 +21,7 @@ LIMITS = {
     "WebGPU": 37_000,
     "WebAssembly": 4_000,
     "saved conversations": 6_000,
-    "Python": 4_200,
+    "Python": 4_300,
     "JavaScript": 62_600,
     "structured output": 34_000,
     "formats in templates": 4_800,

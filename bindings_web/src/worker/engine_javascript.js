@@ -72,7 +72,9 @@ class Model {
     this.#defaults = readDefaults((options) => new Sampling(options), loaded.texts);
     this.#marks = parseSpecial ? null : new ContentMarks(loaded.tokenizer.specialTexts);
     this.kind = loaded.kind;
-    this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), device, refused };
+    const vision = /** @type {any} */ (manifest.architecture)?.vision;
+    const takesImages = Boolean(vision) && vision.kind === undefined;
+    this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), takesImages, device, refused };
   }
 
   /** Load what the chat template needs besides. */

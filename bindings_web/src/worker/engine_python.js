@@ -78,7 +78,7 @@ function opened(server, { device, refused, engine, texts, kind }, { onLost }) {
   const grammars = new Grammars(texts);
   engine.onLost = onLost;
   return {
-    about: { name: server.name, context: server.context, canChat: server.can_chat, device, refused },
+    about: { name: server.name, context: server.context, canChat: server.can_chat, takesImages: false, device, refused },
     kind,
     async reply(reply, replying) {
       if (hasImages(reply.prompt)) throw new EmbedError(NO_IMAGES);

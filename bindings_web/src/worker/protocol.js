@@ -49,9 +49,9 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
 /** @typedef {{url: string, engine: EngineName, device: string | string[], threads: number, urls: Urls, parse_special: boolean}} Load */
 
 /**
- * A loaded model. refused: devices that were passed over, with their reasons.
+ * A loaded model. refused: devices that were passed over, with their reasons. takesImages: of the model and the engine.
  *
- * @typedef {{name: string, device: Device, refused: Device[], context: number, canChat: boolean}} About
+ * @typedef {{name: string, device: Device, refused: Device[], context: number, canChat: boolean, takesImages: boolean}} About
  */
 
 /**

@@ -1,10 +1,13 @@
 // Chats, kept in this browser: IndexedDB, one record a chat, written whole.
 
+import { partsOf } from "./images.js";
+
 /**
- * draft: what was sent and not answered yet, or is being written.
+ * draft: what was sent and not answered yet, or is being written; images: of the draft, as data URLs.
  *
- * @typedef {{role: string, content: string}} Message
- * @typedef {{id: string, changed: number, messages: Message[], draft: string}} Chat
+ * @typedef {string | ({type: "text", text: string} | import("./images.js").ImagePart)[]} Content
+ * @typedef {{role: string, content: Content}} Message
+ * @typedef {{id: string, changed: number, messages: Message[], draft: string, images?: string[]}} Chat
  */
 
 const STORE = "chats";
@@ -74,8 +77,8 @@ export function newChat() {
 
 /** @param {Chat} chat */
 export function titleOf({ messages, draft }) {
-  const said = messages.find(({ role }) => role === "user")?.content ?? draft;
-  const line = said.trim().split("\n", 1)[0];
+  const { text, urls } = partsOf(messages.find(({ role }) => role === "user")?.content ?? draft);
+  const line = text.trim().split("\n", 1)[0] || (urls.length ? "Image" : "");
   return line.length > 40 ? `${line.slice(0, 40)}…` : line || "New chat";
 }
 

@@ -2,6 +2,7 @@
 
 import { any, button, element, input } from "./elements.js";
 import { exportChat, History, newChat, titleOf } from "./history.js";
+import { bindImages, contentOf, fitImages, setImages, waitingImages } from "./images.js";
 import { conversationOf, forgetCache, keepCache } from "./kept_cache.js";
 import { loadModel, showDevices, showStored, status, stopLoading } from "./loading.js";
 import { workOffline } from "./offline.js";
@@ -40,6 +41,7 @@ async function load() {
     if (!loaded) return;
     llm = loaded;
     if (!llm.canChat) status(`${llm.name} has no chat template: it cannot chat.`);
+    fitImages(llm);
     showState();
     if (document.activeElement === document.body || document.activeElement === button("stop-loading")) said.focus();
   } catch (error) {
@@ -51,6 +53,7 @@ function closeModel() {
   conversation = null;
   llm?.close();
   llm = null;
+  fitImages(null);
   showState();
 }
 
@@ -59,20 +62,21 @@ function showState() {
   button("send").disabled = !canSend;
   button("send").hidden = replying !== null;
   button("stop").hidden = replying === null;
-  for (const id of ["new", "delete"]) button(id).disabled = replying !== null;
+  for (const id of ["new", "delete", "attach"]) button(id).disabled = replying !== null;
   chats.disabled = replying !== null;
 }
 
 /** Sends what is written, and shows the reply as it comes. */
 async function send() {
-  const text = said.value.trim();
-  if (!text || !llm || replying) return;
+  const [text, images] = [said.value.trim(), waitingImages()];
+  if (!(text || images.length) || !llm || replying) return;
   hideTrouble();
   const { temperature, max_tokens, system } = settings();
   const mine = (replying = new AbortController());
   said.value = "";
   await keep(text); // a page that is closed now finds it in the field again
-  const question = addMessage("user");
+  setImages([]);
+  const question = addMessage("user", images);
   question.show(text);
   const answer = addMessage("assistant");
   showState();
@@ -81,7 +85,8 @@ async function send() {
   let reply = "";
   try {
     conversation ??= await conversationOf(llm, chat, system);
-    for await (const chunk of conversation.say(text, { temperature, max_tokens, signal: mine.signal })) {
+    const content = contentOf(text, images);
+    for await (const chunk of conversation.say({ role: "user", content }, { temperature, max_tokens, signal: mine.signal })) {
       reply += chunk.text;
       answer.grow(reply);
       speaker.add(reply);
@@ -92,12 +97,12 @@ async function send() {
     }
     chat.messages = /** @type {Chat["messages"]} */ (conversation.save().messages);
     isNew = true;
-    if (!reply && mine.signal.aborted) said.value ||= text; // stopped before anything came: nothing was said
+    if (!reply && mine.signal.aborted) unsaid(text, images); // stopped before anything came
   } catch (error) {
     question.remove();
     answer.remove();
     speaker.end("", "");
-    said.value ||= text;
+    unsaid(text, images);
     showTrouble(error, send);
   } finally {
     replying = null;
@@ -108,10 +113,17 @@ async function send() {
   }
 }
 
-/** Writes the open chat down. @param {string} draft */
+/** What was not said after all waits again, where nothing else does. @param {string} text @param {string[]} images */
+function unsaid(text, images) {
+  said.value ||= text;
+  if (!waitingImages().length) setImages(images);
+}
+
+/** Writes the open chat down, with the images that wait. @param {string} draft */
 async function keep(draft) {
   chat.draft = draft;
-  if (!draft && !chat.messages.length) return history.remove(chat.id);
+  chat.images = waitingImages();
+  if (!draft && !chat.images.length && !chat.messages.length) return history.remove(chat.id);
   chat.changed = Date.now();
   await history.keep(chat);
 }
@@ -129,6 +141,7 @@ async function show(other) {
   conversation = null;
   chat = other;
   said.value = chat.draft;
+  setImages(chat.images ?? []); // a chat of an earlier page has none
   showMessages(chat.messages);
   hideTrouble();
   await showChats();
@@ -161,6 +174,7 @@ said.addEventListener("keydown", (event) => {
   void send();
 });
 said.addEventListener("change", () => replying ?? void keep(said.value));
+bindImages(() => replying ?? void keep(said.value));
 button("new").addEventListener("click", async () => {
   await keep(said.value);
   await show(newChat());

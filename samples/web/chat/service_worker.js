@@ -4,7 +4,7 @@
 // Models are not: the library keeps their files itself, checked, and they would be here twice.
 
 const NAME = "embedllm-chat-1";
-const PAGE = ["./", "chat.css", "page.js", "elements.js", "settings.js", "history.js", "kept_cache.js", "loading.js",
+const PAGE = ["./", "chat.css", "page.js", "elements.js", "settings.js", "history.js", "images.js", "kept_cache.js", "loading.js",
   "offline.js", "reply.js", "speaker.js", "transcript.js", "trouble.js", "shared/base.css", "shared/bytes.js", "shared/places.js",
   "shared/troubles.js", "manifest.webmanifest", "icon.svg", "icon-192.png"];
 const PATIENCE_MS = 5000; // for a server that does not answer, when the file is here

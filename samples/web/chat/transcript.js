@@ -1,6 +1,7 @@
 // The messages of a chat, as the user sees them.
 
 import { any } from "./elements.js";
+import { partsOf, pictures } from "./images.js";
 import { ReplyView } from "./reply.js";
 import { rateOf } from "./shared/bytes.js";
 
@@ -16,22 +17,25 @@ const ENDS = /** @type {Record<string, string>} */ ({
 /** @param {Message[]} messages */
 export function showMessages(messages) {
   any("transcript").replaceChildren();
-  for (const { role, content } of messages) addMessage(role).show(content);
+  for (const { role, content } of messages) {
+    const { text, urls } = partsOf(content);
+    addMessage(role, urls).show(text);
+  }
   scrollDown(true);
 }
 
 /**
  * One more message at the end. show() may be called with more and more of its text.
  *
- * @param {string} role
+ * @param {string} role @param {readonly string[]} [images] of it, as data URLs
  */
-export function addMessage(role) {
+export function addMessage(role, images = []) {
   const item = document.createElement("li");
   item.className = `message ${role}`;
   const heading = document.createElement("h2");
   heading.textContent = WHO[role] ?? role;
   const body = document.createElement("div");
-  item.append(heading, body);
+  item.append(heading, ...(images.length ? [pictures(images)] : []), body);
   any("transcript").append(item);
   const view = new ReplyView(body);
   let next = "";

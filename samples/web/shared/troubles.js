@@ -44,6 +44,10 @@ function wordsFor(name, message, error) {
   if (name === "PackageError" && message.startsWith("cannot download")) {
     return ["The download broke off", "Try again when the network is back. It goes on from where it stopped."];
   }
+  if (message.includes("takes no images") || message.includes("without images here")) {
+    return ["This model takes no images here", "Remove the images, or load a model that sees. A chat that has images needs one."];
+  }
+  if (message.includes("the image")) return ["An image cannot be read", "Remove it, or send a smaller one, as a JPEG or PNG file."];
   if (name === "PackageError") return ["This model cannot be used", "Its folder has to be exported or uploaded again."];
   if (name === "TemplateError") return ["This model cannot chat", "It has no chat template. Choose one that was made for chats."];
   if (message.includes("cannot be loaded from") || message.includes("cannot be read")) {

@@ -33,6 +33,7 @@ test("what is known of the model is told", async () => {
   assert.equal(llm.device.name, "formula");
   assert.equal(llm.refused[0].reason, "not here");
   assert.equal(llm.canChat, true);
+  assert.equal(llm.takesImages, false);
   llm.close();
 });
 

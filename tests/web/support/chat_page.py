@@ -29,10 +29,12 @@ def packing() -> ModuleType:
     return sys.modules["samples_web_pack"]
 
 
-def serve_sample(server: WebServer, sample: str, *, modules: Path, python: Path | None = None) -> str:
-    """Serves a sample as pack.py lays it; its address."""
+def serve_sample(
+    server: WebServer, sample: str, *, modules: Path, python: Path | None = None, model: Path | None = None
+) -> str:
+    """Serves a sample as pack.py lays it, with the demo model if no other is given; its address."""
     pack = packing()
-    for prefix, folder in pack.roots(sample, model=pack.demo(), modules=modules, python=python).items():
+    for prefix, folder in pack.roots(sample, model=model or pack.demo(), modules=modules, python=python).items():
         server.serve(f"/{sample}/{prefix}".rstrip("/"), folder)
     return f"{server.url}/{sample}/"
 
