@@ -1,7 +1,8 @@
-"""Qwen2-VL (2B, 7B, 72B): vision-language checkpoint; text decoder only."""
+"""Qwen2-VL (2B, 7B, 72B): vision-language model; 2-D RoPE, M-RoPE."""
 
 from __future__ import annotations
 
+from embedllm.export.architectures._shared.qwen_vision import QWEN2, with_vision
 from embedllm.export.architectures._shared.vision_language import text_of
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen2 import describe_text
@@ -9,4 +10,4 @@ from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    return describe_text(text_of(config), "qwen2_vl")
+    return with_vision(describe_text(text_of(config), "qwen2_vl"), config, QWEN2)

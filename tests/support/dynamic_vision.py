@@ -17,7 +17,7 @@ from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder, DynamicVision
 from tests.support.described import RandomSource
-from tests.support.families import BASE, MROPE, QWEN2_5_VISION, QWEN3_VISION, QWEN_TOKENS
+from tests.support.families import BASE, MROPE, QWEN2_5_VISION, QWEN2_VISION, QWEN3_VISION, QWEN_TOKENS
 from tests.support.tiny import write_tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 IMAGE_TOKEN, START, END = 300, 301, 302
 SQUARE = 8  # pixels; the side of what becomes a row of features
 CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"vision_config": QWEN2_VISION},
     "qwen2_5_vl": {"vision_config": QWEN2_5_VISION},
     "qwen3_vl": {"vision_config": QWEN3_VISION},
 }

@@ -145,11 +145,11 @@ LLAMA4 = {"intermediate_size": 48, "intermediate_size_mlp": 112, "num_local_expe
                               "high_freq_factor": 1.0, "original_max_position_embeddings": 32}}  # fmt: skip
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 MROPE = {"rope_type": "default", "rope_theta": 2e4, "mrope_section": [2, 3, 3]}
-QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
-               "patch_size": 8, "num_position_embeddings": 16}  # fmt: skip
 # heads of 24 values; a square of 2 times 2 patches is 8 pixels a side, a window of 2 times 2 squares 16
 QWEN_TOKENS = {"image_token_id": 300, "vision_start_token_id": 301, "vision_end_token_id": 302,
                "tie_word_embeddings": False}  # fmt: skip
+QWEN2_VISION = {"depth": 3, "embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": 4,
+                "initializer_range": 0.2}  # fmt: skip
 QWEN2_5_VISION = {"depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_heads": 2, "out_hidden_size": 64,
                   "patch_size": 4, "initializer_range": 0.2, "window_size": 16,
                   "fullatt_block_indexes": [1]}  # fmt: skip
@@ -451,9 +451,11 @@ FAMILIES: dict[str, Case] = {
     "qwen3_5_moe": Case(family="qwen3_5_moe", config_class="Qwen3_5MoeConfig", rearranged=with_stacked_experts,
                         verified="the text decoder of a multimodal checkpoint; experts in two tensors",
                         values={"text_config": {**QWEN3_5, **QWEN_EXPERTS}, "vision_config": QWEN3_5_VISION}),
-    "qwen2_vl": case("qwen2_vl", "Qwen2VLConfig", "the text decoder of a multimodal checkpoint, M-RoPE",
-                     tie_word_embeddings=False, text_config={**BASE, "rope_parameters": MROPE},
-                     vision_config=QWEN_VISION),
+    "qwen2_vl": Case(family="qwen2_vl", config_class="Qwen2VLConfig", rearranged=as_first_qwen_vl,
+                     verified="decoder, whose checkpoint has no 'text_config', vision encoder, M-RoPE; several images "
+                     "of any size",
+                     values={"text_config": {**BASE, "rope_parameters": MROPE}, "vision_config": QWEN2_VISION,
+                             **QWEN_TOKENS}),
     "qwen3_vl": case("qwen3_vl", "Qwen3VLConfig", "decoder, vision encoder, M-RoPE in turns; several images of any "
                      "size", text_config={**BASE, "num_hidden_layers": 3, "rope_parameters": MROPE},
                      vision_config=QWEN3_VISION, **QWEN_TOKENS),

@@ -1,12 +1,13 @@
-"""The vision encoders of Qwen2.5-VL and Qwen3-VL: images of any size, 2-D RoPE, windows or DeepStack."""
+"""The vision encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, 2-D RoPE, windows or DeepStack."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import isqrt
 
 from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
+from embedllm.export.architectures._shared.parts import ACTIVATIONS, Names, NormKind, Parts, Sizes, activation
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import (
     Attention,
@@ -15,6 +16,7 @@ from embedllm.package.architecture import (
     DynamicVision,
     Layer,
     Linear,
+    Mlp,
     Mrope,
     PatchMerger,
 )
@@ -30,6 +32,7 @@ class VisionShape:
     merger: tuple[str, str, str]  # its norm and matrices
     defaults: dict[str, object]  # what a config that does not say it means
     patches_bias: bool
+    keys: Mapping[str, str] = field(default_factory=dict)  # what its config calls sizes that others call as here
     window: bool = False  # layers attend in windows, except for 'fullatt_block_indexes'
     positions: str = ""  # learned ones, in the checkpoint
     deepstack: str = ""  # the mergers of DeepStack, in the checkpoint
@@ -37,6 +40,20 @@ class VisionShape:
 
 _SHARED: dict[str, object] = {"in_channels": 3, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
                               "num_heads": 16, "out_hidden_size": 3584}  # fmt: skip
+_QUICK_GELU = "quick_gelu"  # x * sigmoid(1.702 * x)
+_LAYER_NORM = NormKind(kind="layer", bias=True, epsilon=1e-6)
+QWEN2 = VisionShape(
+    source="visual",
+    names=Names(
+        attention_norm="norm1", mlp_norm="norm2", qkv="attn.qkv", o="attn.proj", gate="", up="mlp.fc1", down="mlp.fc2"
+    ),
+    norm=_LAYER_NORM,
+    merger=("ln_q", "mlp.0", "mlp.2"),
+    defaults={**_SHARED, "patch_size": 14, "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4,
+              "hidden_act": _QUICK_GELU},
+    patches_bias=False,
+    keys={"hidden_size": "embed_dim", "out_hidden_size": "hidden_size"},
+)  # fmt: skip
 QWEN2_5 = VisionShape(
     source="visual",
     names=Names(
@@ -56,7 +73,7 @@ QWEN3 = VisionShape(
         attention_norm="norm1", mlp_norm="norm2", qkv="attn.qkv", o="attn.proj", gate="", up="mlp.linear_fc1",
         down="mlp.linear_fc2",
     ),
-    norm=NormKind(kind="layer", bias=True, epsilon=1e-6),
+    norm=_LAYER_NORM,
     merger=("norm", "linear_fc1", "linear_fc2"),
     defaults={**_SHARED, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304,
               "hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304,
@@ -109,8 +126,8 @@ def _sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
 
 
 def _described(config: Config, shape: VisionShape, decoder: Decoder, token: int) -> DynamicVision:
-    named = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads"})
-    sizes = Sizes.of(named.replaced({"vocab_size": 1}))
+    config = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads", **shape.keys})
+    sizes = Sizes.of(config.replaced({"vocab_size": 1}))
     merge, patch = config.integer("spatial_merge_size"), config.integer("patch_size")
     for key, expected in (("in_channels", 3), ("out_hidden_size", decoder.hidden)):
         if config.integer(key) != expected:
@@ -127,7 +144,7 @@ def _described(config: Config, shape: VisionShape, decoder: Decoder, token: int)
         patches_bias=shape.patches_bias,
         rope_base=_rope_base(config),
         positions=_positions(config, shape, sizes.hidden) if shape.positions else None,
-        layers=tuple(_layer(named, sizes, shape, index) for index in range(sizes.layers)),
+        layers=tuple(_layer(config, sizes, shape, index) for index in range(sizes.layers)),
         merger=_merger(config, shape, sizes.hidden, decoder.hidden, "merger", "vision.merger"),
         window=config.integer("window_size") // merge // patch if shape.window else 0,
         full_layers=tuple(config.integers("fullatt_block_indexes") or ()) if shape.window else (),
@@ -185,5 +202,13 @@ def _layer(config: Config, sizes: Sizes, shape: VisionShape, index: int) -> Laye
             o=parts.linear("attention.o", names.o, sizes.hidden, sizes.hidden, bias=True),
         ),
         mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
-        mlp=parts.mlp(config.integer("intermediate_size"), activation(config), bias=True),
+        mlp=_mlp(config, parts),
     )
+
+
+def _mlp(config: Config, parts: Parts) -> Mlp:
+    """Qwen2-VL's config has a ratio in place of its size. QuickGELU is SiLU with a slope."""
+    hidden = parts.sizes.hidden
+    inner = config.integer("intermediate_size", hidden * config.integer("mlp_ratio", 4))
+    mlp = parts.mlp(inner, activation(config, names={**ACTIVATIONS, _QUICK_GELU: "silu"}), bias=True)
+    return replace(mlp, swiglu_alpha=1.702) if config.text("hidden_act") == _QUICK_GELU else mlp

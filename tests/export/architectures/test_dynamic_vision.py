@@ -38,7 +38,10 @@ class Made(NamedTuple):
     package: Path
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)])
+FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES_THAT_SEE)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("family")
     theirs = make_checkpoint(root / "checkpoint", FAMILIES[request.param])
