@@ -2,7 +2,6 @@
 
 import { ChatTemplate } from "../package/chat_template.js";
 import { ContentMarks } from "../package/content_marks.js";
-import { filled, hideToolsOf, templateGaps } from "../package/generic_tools.js";
 import { TemplateError } from "../errors.js";
 import { hasImages } from "../images/parts.js";
 import { Grammars } from "../grammar/cache.js";
@@ -151,7 +150,7 @@ class Model {
     }
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
     const seen = hasImages(prompt) ? await (await this.#seeing()).split(/** @type {Message[]} */ (prompt)) : null;
-    const [shown, rest] = this.#withTools(await this.#asWritten(seen?.shown ?? /** @type {Message[]} */ (prompt)), tools);
+    const [shown, rest] = await this.#withTools(await this.#asWritten(seen?.shown ?? /** @type {Message[]} */ (prompt)), tools);
     const given = { tools: rest, documents, variables, continueFinalMessage };
     const written = this.#chatTemplate().renderMarked(shown, this.#marks, given);
     checkLength(written.text, tokenizer, engine.context);
@@ -175,9 +174,11 @@ class Model {
    *
    * @param {readonly Message[]} messages
    * @param {Reply["tools"]} tools
-   * @returns {[any[], Reply["tools"]]}
+   * @returns {Promise<[readonly any[], Reply["tools"]]>}
    */
-  #withTools(messages, tools) {
+  async #withTools(messages, tools) {
+    if (!tools?.length && !messages.some(({ role, tool_calls }) => role === "tool" || tool_calls)) return [messages, tools];
+    const { filled, hideToolsOf, templateGaps } = await import("../package/generic_tools.js"); // most chats have none
     const gaps = (this.#gaps ??= templateGaps(this.#chatTemplate()));
     if (!tools?.length || !hideToolsOf(gaps, messages)) return [filled(gaps, messages, []), tools];
     if (!this.#hasWarned) console.warn(`embedllm: the chat template of '${this.about.name}' does not show tools: a message describes them`);
