@@ -41,6 +41,9 @@ export class EmbedLLM {
   #lost = null;
   #hasRestarted = false; // since the last reply that came to its end
   #isClosed = false;
+  /** @type {import("./page/trial.js").Trial | null} */
+  #trial = null;
+  #replies = 0; // that run or wait
   #load;
   #options;
   /** @type {About} */
@@ -174,9 +177,15 @@ export class EmbedLLM {
   async *#stream(reply, signal) {
     const link = this.#link ?? (await orAborted(this.#restarted(), signal));
     if (link === null) return yield cancelledChunk();
-    for await (const chunk of link.stream(reply, signal)) {
-      if (chunk.finish_reason !== null && chunk.finish_reason !== "cancelled") this.#hasRestarted = false;
-      yield chunk;
+    this.#replies++;
+    this.#trial?.pause();
+    try {
+      for await (const chunk of link.stream(reply, signal)) {
+        if (chunk.finish_reason !== null && chunk.finish_reason !== "cancelled") this.#hasRestarted = false;
+        yield chunk;
+      }
+    } finally {
+      if (!--this.#replies) this.#trial?.resume();
     }
   }
 
@@ -206,7 +215,14 @@ export class EmbedLLM {
       throw error;
     }
     if (this.#isClosed) link.close(/** @type {Error} */ (this.#lost)); // meanwhile
+    else if (this.#about.untried && typeof this.#options.worker !== "object") void this.#prepareTrial(link, this.#about.untried);
     return link;
+  }
+
+  /** Waits for a pause after a reply. @param {Link} link @param {import("./engine/trials.js").Untried} untried */
+  async #prepareTrial(link, untried) {
+    const { Trial } = await import("./page/trial.js");
+    this.#trial = new Trial(link, this.#load, this.#options, untried);
   }
 
   /** @param {Link} link @param {Error} error */
@@ -219,6 +235,8 @@ export class EmbedLLM {
   /** @param {Error} error */
   #end(error) {
     this.#lost = error;
+    this.#trial?.pause();
+    this.#trial = null;
     this.#link?.tell("unload", {}); // of a worker that goes on
     this.#link?.close(error);
     this.#link = null;

@@ -20,6 +20,7 @@ serve(/** @type {import("./worker/protocol.js").Port} */ (/** @type {unknown} */
     python: async (load, opening) => (await import("./worker/engine_python.js")).openPython(bridge, load, opening),
   },
   devices: () => bridge.devices(),
+  rememberTrial: async (trial) => (await import("./engine/trials.js")).rememberTrial(trial),
   async store(urls) {
     const store = await Store.open({ sha256: (await loadLibrary("hashes", urls)).sha256 });
     return {

@@ -24,6 +24,7 @@ LIMITS = {
     "Python": 4_300,
     "JavaScript": 60_000,  # what a first reply waits for
     "tools": 3_600,
+    "trial of devices": 2_500,
     "structured output": 34_000,
     "formats in templates": 4_800,
     "images on the page": 6_200,
@@ -38,6 +39,8 @@ LATER = {
     "engine_python": "Python",
     "engine_javascript": "JavaScript",
     "generic_tools": "tools",
+    "trials": "trial of devices",
+    "trial": "trial of devices",
     "grammar": "structured output",
     "response_format": "structured output",
     "format": "formats in templates",

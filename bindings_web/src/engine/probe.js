@@ -4,6 +4,7 @@
 
 import { Decoder } from "./model_shape.js";
 import { openEngine } from "./open_engine.js";
+import { recall, remember } from "./remembered.js";
 
 /**
  * @import { Device, Engine } from "./engine.js"
@@ -24,11 +25,12 @@ const TOLERANCES = /** @type {Record<string, number>} */ ({ "gpu-float32": 0.02,
  */
 export async function probe(device, { base, url }) {
   const key = [device.name, device.description, device.backend, device.variants, navigator.userAgent].join("|");
-  const remembered = await recall();
+  /** @type {Record<string, Outcome>} */
+  const remembered = (await recall(FILE)) ?? {};
   if (remembered[key]?.variant) return remembered[key];
   const outcome = await withinTime(run(device, { base, url }));
   if (!outcome) return { variant: "", reason: `the probe did not end within ${LIMIT_MS / 1000} s` };
-  if (outcome.variant) await remember({ ...remembered, [key]: outcome }); // what failed is tried again the next time
+  if (outcome.variant) await remember(FILE, { ...remembered, [key]: outcome }); // what failed is tried again the next time
   return outcome;
 }
 
@@ -98,27 +100,5 @@ async function withinTime(work) {
     return /** @type {T | undefined} */ (await Promise.race([work, late]));
   } finally {
     clearTimeout(timer);
-  }
-}
-
-/** @returns {Promise<Record<string, Outcome>>} */
-async function recall() {
-  try {
-    const folder = await navigator.storage.getDirectory();
-    return JSON.parse(await (await (await folder.getFileHandle(FILE)).getFile()).text());
-  } catch {
-    return {}; // none yet, or nothing can be stored here
-  }
-}
-
-/** @param {Record<string, Outcome>} outcomes */
-async function remember(outcomes) {
-  try {
-    const folder = await navigator.storage.getDirectory();
-    const writable = await (await folder.getFileHandle(FILE, { create: true })).createWritable();
-    await writable.write(JSON.stringify(outcomes));
-    await writable.close(); // the file changes now, as a whole
-  } catch {
-    // a private window, or a browser without it: it is probed again
   }
 }

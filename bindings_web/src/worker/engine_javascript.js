@@ -63,7 +63,7 @@ class Model {
 
   /** @param {Loaded} loaded @param {any} library the module @huggingface/jinja @param {boolean} parseSpecial */
   constructor(loaded, library, parseSpecial) {
-    const { device, refused, engine, manifest } = loaded;
+    const { device, refused, engine, manifest, untried } = loaded;
     this.#loaded = loaded;
     this.#library = library;
     this.#grammars = new Grammars(loaded.texts);
@@ -73,7 +73,8 @@ class Model {
     this.kind = loaded.kind;
     const vision = /** @type {any} */ (manifest.architecture)?.vision;
     const takesImages = Boolean(vision) && vision.kind === undefined;
-    this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), takesImages, device, refused };
+    const { name } = manifest;
+    this.about = { name, context: engine.context, canChat: this.#canChat(), takesImages, device, refused, untried };
   }
 
   /** Load what the chat template needs besides. */

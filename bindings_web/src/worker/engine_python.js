@@ -74,11 +74,11 @@ export async function openPython(bridge, { url, device, threads, urls, parse_spe
  * @param {Opening} opening
  * @returns {Opened}
  */
-function opened(server, { device, refused, engine, texts, kind }, { onLost }) {
+function opened(server, { device, refused, engine, texts, kind, untried }, { onLost }) {
   const grammars = new Grammars(texts);
   engine.onLost = onLost;
   return {
-    about: { name: server.name, context: server.context, canChat: server.can_chat, takesImages: false, device, refused },
+    about: { name: server.name, context: server.context, canChat: server.can_chat, takesImages: false, device, refused, untried },
     kind,
     async reply(reply, replying) {
       if (hasImages(reply.prompt)) throw new EmbedError(NO_IMAGES);

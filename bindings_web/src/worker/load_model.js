@@ -19,14 +19,17 @@ import { TextCodec } from "../tokenizer/tokenizer.js";
  *   threads: for the CPU, 0 takes as many as ONNX Runtime does; one where the page is not cross-origin isolated
  * @typedef {{texts: Map<string, string>, manifest: Package["manifest"], package: Package, device: Device,
  *   refused: Device[], engine: Engine, tokenizer: TextCodec, kind: import("../storage/saved_conversations.js").Kind,
- *   graph: Package["manifest"]["graphs"][number], base: string, threads: number, sha256: (bytes: Uint8Array) => Uint8Array}} Loaded
- *   refused: those passed over, with the reasons; kind: of its KV caches; base: URL of onnxruntime-web's dist folder
+ *   graph: Package["manifest"]["graphs"][number], base: string, threads: number, sha256: (bytes: Uint8Array) => Uint8Array,
+ *   untried: import("../engine/trials.js").Untried | null}} Loaded
+ *   refused: those passed over, with the reasons; untried: what a page may try when nothing is asked; kind: of its KV caches; base: URL of onnxruntime-web's dist folder
  */
 
 const WEIGHTS = "weights.safetensors";
 /** Most that the matrices may have as floats: with what ONNX Runtime makes of them, half of a wasm memory's 4 GB. */
 const MOST_FLOAT_BYTES = 1 << 30;
 const UNPACKED = "wasm-float32";
+
+const TRIED_CONTEXT = 128; // tokens; a trial has fewer
 
 /** What this browser offers, and why the rest is not available. @returns {Promise<Device[]>} */
 export async function devices() {
@@ -52,7 +55,8 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
   const base = libraryUrl("onnxruntime", urls);
   /** @type {Device[]} */
   const refused = [];
-  for (const device of wished) {
+  const { order, slower, untried } = await ordered(wish, wished, opened, decoder, threads);
+  for (const device of order) {
     const graph = device.available ? await graphFor(device, opened, decoder, { base, urls }) : device;
     if ("reason" in graph) {
       refused.push({ ...device, available: false, reason: graph.reason, remedy: graph.remedy });
@@ -70,14 +74,30 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
       const [ofWeights, ofGraph] = [WEIGHTS, graph.file].map((name) => manifest.files[name].sha256);
       const of = { device: device.name, type: activations, context: engine.context };
       const kind = { weights: ofWeights, graph: ofGraph, ...of };
-      const loaded = { texts, manifest, package: opened, device, refused, engine, tokenizer, kind };
-      return { ...loaded, graph, base, threads, sha256 };
+      const isCpu = device.name === "wasm";
+      const passed = isCpu ? [...refused, ...slower] : refused;
+      const loaded = { texts, manifest, package: opened, device, refused: passed, engine, tokenizer, kind };
+      return { ...loaded, graph, base, threads, sha256, untried: isCpu ? null : untried };
     } catch (error) {
       if (!(error instanceof DeviceError) || wished.length === 1) throw error;
       refused.push({ ...device, available: false, reason: error.message, remedy: "" });
     }
   }
   throw failure(refused);
+}
+
+/**
+ * Devices in the order in which they are taken: where nothing was asked for, that of a trial.
+ *
+ * @param {string | string[]} wish @param {Device[]} wished @param {Package} opened @param {Decoder} decoder
+ * @param {number} threads @returns {Promise<import("../engine/trials.js").Order>}
+ */
+async function ordered(wish, wished, { manifest }, { context, floatBytes }, threads) {
+  const isSuitable = context >= TRIED_CONTEXT && floatBytes <= MOST_FLOAT_BYTES && manifest.graphs.some(({ variant }) => variant === UNPACKED);
+  const isOpen = String(wish) === "auto" && wished.some(({ name, available }) => name === "webgpu" && available);
+  if (!isSuitable || !isOpen) return { order: wished, slower: [], untried: null };
+  const { orderByTrials } = await import("../engine/trials.js");
+  return orderByTrials(wished, { weights: manifest.files[WEIGHTS].sha256, floatBytes, threads });
 }
 
 /**

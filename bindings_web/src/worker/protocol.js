@@ -7,6 +7,7 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  * @import { Urls } from "../libraries.js"
  * @import { Saved } from "../page/conversation.js"
  * @import { Device } from "../engine/engine.js"
+ * @import { Times, Untried } from "../engine/trials.js"
  */
 
 /**
@@ -50,8 +51,10 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
 
 /**
  * A loaded model. refused: devices that were passed over, with their reasons. takesImages: of the model and the engine.
+ * untried: a trial of devices is missing, which the page may do.
  *
- * @typedef {{name: string, device: Device, refused: Device[], context: number, canChat: boolean, takesImages: boolean}} About
+ * @typedef {{name: string, device: Device, refused: Device[], context: number, canChat: boolean, takesImages: boolean,
+ *   untried: Untried | null}} About
  */
 
 /**
@@ -60,7 +63,7 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  * @typedef {{load: Load, reply: Reply, save: {conversation: number, name: string, saved: Saved},
  *   restore: {conversation: number, name: string}, forget: {conversation: number}, unload: {}, devices: {urls: Urls},
  *   list: {urls: Urls}, remove: {urls: Urls, url: string}, usage: {urls: Urls}, listConversations: {},
- *   removeConversation: {name: string}}} Params
+ *   removeConversation: {name: string}, rememberTrial: Untried & {times: Times}}} Params
  * @typedef {{id: number, method: keyof Params, params: any} | {cancel: number}} ToWorker
  */
 

@@ -35,6 +35,7 @@ import { Turns } from "./request_queue.js";
  *
  * @typedef {{list: () => Promise<unknown>, remove: (url: string) => Promise<unknown>, usage: () => Promise<unknown>}} Stored
  * @typedef {{engines: Record<string, OpenModel>, devices: (urls: Urls) => Promise<Device[]>,
+ *   rememberTrial: (trial: Params["rememberTrial"]) => Promise<void>,
  *   store: (urls: Urls) => Promise<Stored>, conversations: () => Promise<SavedConversations>}} Means
  */
 
@@ -168,6 +169,7 @@ class Serving {
   /** @param {keyof Params} method @param {any} params @returns {Promise<unknown>} */
   async #ask(method, params) {
     if (method === "unload") return this.#unload();
+    if (method === "rememberTrial") return this.#means.rememberTrial(params);
     if (method === "devices") return this.#means.devices(params.urls);
     if (method === "listConversations") return (await this.#means.conversations()).list();
     if (method === "removeConversation") return (await this.#means.conversations()).remove(params.name);
