@@ -54,7 +54,7 @@ const image = await decode(Uint8Array.from(atob(argument.image), (letter) => let
 const texts = new Map([["preprocessor_config.json", JSON.stringify(argument.settings)]]);
 const processor = new TilingProcessor(texts, argument.vision, {});
 const tiles = processor.tiles(image);
-return { tiles: tiles.map((tile) => Array.from(tile)), tokens: processor.tokenCount(image.width, image.height),
+return { tiles: tiles.map(({ data }) => Array.from(data)), tokens: processor.tokenCount(image.width, image.height),
   text: processor.promptText(image.width, image.height), size: [image.width, image.height],
   values: Array.from(processor.pixelValues(tiles[0], (floats) => floats).data) };
 """

@@ -28,8 +28,9 @@ LIMITS = {
     "structured output": 34_000,
     "formats in templates": 4_800,
     "images on the page": 6_200,
-    "contents of a model that sees": 400,
-    "images": 15_500,
+    "contents of a model that sees": 1_000,
+    "images": 16_500,
+    "images of any size": 6_000,
 }
 LATER = {
     "webgpu_engine": "WebGPU",
@@ -46,7 +47,9 @@ LATER = {
     "format": "formats in templates",
     "data_url": "images on the page",
     "content_form": "contents of a model that sees",
+    "support": "contents of a model that sees",
     "prompt": "images",
+    "any_size": "images of any size",
     "draws": "Python",  # these three: of the engine "javascript", too
     "options": "Python",
     "generation_config": "Python",

@@ -96,7 +96,7 @@ export class FloatBytes extends Uint8Array {
 }
 
 /** @param {Blob} weights @returns {Map<string, Entry>} */
-function readHeader(weights) {
+export function readHeader(weights) {
   const length = Number(new DataView(readBlob(weights, 0, 8).buffer).getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(readBlob(weights, 8, 8 + length)));
   delete header.__metadata__;

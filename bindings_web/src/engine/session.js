@@ -25,6 +25,8 @@ const FIRST = 256; // tokens; a capacity is this, doubled as often as it takes
 export class Session {
   /** tokens held */
   position = 0;
+  /** which they are: images among them may move positions; kept by who feeds them @type {readonly number[]} */
+  held = [];
   #steps;
   #limits;
   #wanted;
@@ -71,7 +73,8 @@ export class Session {
           await breathe(); // so that an interruption gets through
           if (this.#stopping) throw new Interrupted();
           const piece = Array.prototype.slice.call(tokens, at, at + chunk);
-          const seen = (await this.#limits.images()?.take(piece, () => this.#stopping)) ?? null;
+          const before = () => this.held.slice(0, start).concat(Array.prototype.slice.call(tokens, 0, at));
+          const seen = (await this.#limits.images()?.take(piece, before, () => this.#stopping)) ?? null;
           const run = this.#steps.run(seen?.tokens ?? piece, start + at, draws, seen);
           row = /** @type {Float32Array<ArrayBuffer>} */ (await run);
         }

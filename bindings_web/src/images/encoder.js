@@ -6,7 +6,7 @@ import { DeviceError } from "../errors.js";
 
 /**
  * @import { Encoder, Values } from "./features.js"
- * @import { TilingProcessor } from "./processor.js"
+ * @import { Processor } from "./prompt.js"
  * @import { Loaded } from "../worker/load_model.js"
  */
 
@@ -19,7 +19,7 @@ const ON_CPU = "vision-float32";
  * Rejects with DeviceError where the folder has no graph for it, or ONNX Runtime does not load it; with PackageError where
  * it cannot be downloaded.
  *
- * @param {Loaded} loaded @param {TilingProcessor} processor @returns {Promise<Encoder>}
+ * @param {Loaded} loaded @param {Processor} processor @returns {Promise<Encoder>}
  */
 export async function openEncoder({ package: opened, device, engine, graph: decoder, base, threads }, processor) {
   const hasGpu = device.name !== "wasm";
@@ -45,8 +45,10 @@ export async function openEncoder({ package: opened, device, engine, graph: deco
   return {
     async encode(tile) {
       const { data, dims } = processor.pixelValues(tile, type === "float16" ? narrow : (floats) => floats);
-      const pixels = new ort.Tensor(type, /** @type {any} */ (data), dims);
-      const { image_features: found } = await session.run({ pixel_values: pixels });
+      const given = { pixel_values: { type, data, dims }, ...processor.besides(tile) };
+      const inputs = Object.entries(given).map(([name, { type, data, dims }]) =>
+        [name, new ort.Tensor(/** @type {"float32"} */ (type), /** @type {any} */ (data), dims)]);
+      const { image_features: found } = await session.run(Object.fromEntries(inputs));
       const { buffer, byteOffset, length } = /** @type {Values} */ (found.data); // in new browsers a Float16Array
       if (type === "float16") return new Uint16Array(buffer, byteOffset, length);
       const floats = new Float32Array(buffer, byteOffset, length);

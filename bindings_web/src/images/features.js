@@ -8,16 +8,20 @@ import { FLOAT, FLOAT16, INT64 } from "../engine/ort_calls.js";
 
 /**
  * @import { Held, OrtCalls } from "../engine/ort_calls.js"
+ * @import { ImagePlaces, Tables } from "./places.js"
+ * @import { Rgb } from "./resize.js"
  * @typedef {Float32Array<ArrayBuffer> | Uint16Array<ArrayBuffer>} Values float32, or the bits of float16
- * @typedef {{first: number, tokens: number, tiles: () => Promise<Uint8Array[]>}} Prepared an image of a prompt; first: its
- *   first id
- * @typedef {{encode: (tile: Uint8Array) => Promise<Values>, close: () => void}} Encoder features of a tile, [rows, hidden]
- * @typedef {{tokens: number, tiles: Uint8Array[], rows: Values, hidden: number, done: number}} Features done: rows that
- *   are computed
+ * @typedef {[rows: number, columns: number] | null} Grid of an image's features; null: they have no one grid
+ * @typedef {{first: number, tokens: number, grid: Grid, tiles: () => Promise<Rgb[]>}} Prepared an image of a prompt; first:
+ *   its first id
+ * @typedef {{encode: (tile: Rgb) => Promise<Values>, close: () => void}} Encoder features of a tile, [rows, hidden]
+ * @typedef {{tokens: number, grid: Grid, tiles: Rgb[], rows: Values, hidden: number, done: number}} Features done: rows
+ *   that are computed
  */
 
-const FIRST_ID = 2 ** 52; // of those that stand for images; what is beyond 2 ** 53 is no whole number
-const MAX_TOKENS = 2 ** 16; // of one image
+export const FIRST_ID = 2 ** 52; // of those that stand for images; what is beyond 2 ** 53 is no whole number
+export const MAX_TOKENS = 2 ** 16; // of one image
+const IS_GONE = "the image of a part of this prompt is no longer there; give the prompt with its images.";
 const KEY_DIGITS = 9; // hexadecimal, of its hash
 const CACHE_BYTES = 128 << 20; // of features that are kept for later prompts
 
@@ -32,27 +36,48 @@ const firstOf = (id) => id - (id % MAX_TOKENS);
 
 /** What a run takes of images: the tokens with 0 in their places, and the rows for these. */
 export class WithImages {
-  /** @param {number[]} tokens @param {number[]} places among them @param {Values} features [places, hidden] */
-  constructor(tokens, places, features) {
+  /**
+   * @param {number[]} tokens @param {number[]} places of images among them @param {Values | null} features [places, hidden];
+   *   null: all are text @param {Tables | null} tables rotary ones, where images have moved positions
+   */
+  constructor(tokens, places, features, tables) {
     this.tokens = tokens;
     this.places = places;
     this.features = features;
+    this.tables = tables;
   }
 
   /** The inputs, by their names. @param {OrtCalls} calls @returns {Map<string, Held>} */
   inputs(calls) {
+    const found = this.tables ? tableInputs(this.tables, this.tokens.length, calls) : new Map();
     const { features, places } = this;
+    if (!features) return found;
     const [type, count] = [features instanceof Uint16Array ? FLOAT16 : FLOAT, places.length];
     const rows = calls.place(type, [count, features.length / count], features.byteLength);
     calls.bytes(rows.pointer, features.byteLength).set(new Uint8Array(features.buffer));
     const positions = calls.place(INT64, [count, 2], 16 * count);
     calls.longs(positions.pointer, 2 * count).set(places.flatMap((place) => [0n, BigInt(place)]));
-    return new Map([["image_features", rows], ["image_positions", positions]]);
+    return found.set("image_features", rows).set("image_positions", positions);
   }
+}
+
+/**
+ * Rotary tables of a sequence, of which a run reads the rows of its own tokens only: the others are left as they are.
+ *
+ * @param {Tables} tables @param {number} count tokens of the run @param {OrtCalls} calls @returns {Map<string, Held>}
+ */
+function tableInputs({ first, rows, pairs }, count, calls) {
+  const end = first + count;
+  return new Map(["rope.cos", "rope.sin"].map((name, part) => {
+    const held = calls.place(FLOAT, [end, pairs], 4 * end * pairs);
+    calls.bytes(held.pointer + 4 * first * pairs, rows[part].byteLength).set(new Uint8Array(rows[part].buffer));
+    return [name, held];
+  }));
 }
 
 export class ImageFeatures {
   #openEncoder;
+  #places;
   /** @type {Promise<Encoder> | null} */
   #encoder = null;
   /** @type {Map<number, Prepared>} by the first id, of the prompt that runs */
@@ -60,9 +85,10 @@ export class ImageFeatures {
   /** @type {Map<number, Features>} by the first id, the least recently used first */
   #features = new Map();
 
-  /** @param {() => Promise<Encoder>} openEncoder called by open() */
-  constructor(openEncoder) {
+  /** @param {() => Promise<Encoder>} openEncoder called by open() @param {ImagePlaces | null} places null: as those of text */
+  constructor(openEncoder, places) {
     this.#openEncoder = openEncoder;
+    this.#places = places;
   }
 
   /** The encoder; what it lacks is told before anything is fed, since a feed that fails ends the engine. */
@@ -83,15 +109,19 @@ export class ImageFeatures {
   }
 
   /**
-   * What a graph takes for tokens with ids of images among them; null: all are text.
+   * What a graph takes for tokens with ids of images among them, or behind some that have moved positions; null: all is
+   * as in text.
    *
    * Rejects with Interrupted once isStopped says so: it is asked before each tile, which may take a second.
    *
-   * @param {number[]} tokens @param {() => boolean} isStopped
+   * @param {number[]} tokens @param {() => readonly number[]} before what the sequence has in front of them
+   * @param {() => boolean} isStopped
    */
-  async take(tokens, isStopped) {
+  async take(tokens, before, isStopped) {
+    const gridOf = (/** @type {number} */ first) => this.#gridOf(first);
+    const tables = this.#places?.rows(before().concat(tokens), tokens.length, gridOf) ?? null;
     const places = tokens.flatMap((token, place) => (token >= FIRST_ID ? [place] : []));
-    if (!places.length) return null;
+    if (!places.length) return tables && new WithImages(tokens, [], null, tables);
     /** @type {Values | null} */
     let features = null;
     for (const [at, place] of places.entries()) {
@@ -101,7 +131,7 @@ export class ImageFeatures {
       features.set(rows.subarray(row * hidden, (row + 1) * hidden), at * hidden);
     }
     const ids = tokens.map((token) => (token >= FIRST_ID ? 0 : token));
-    return new WithImages(ids, places, /** @type {Values} */ (features));
+    return new WithImages(ids, places, features, tables);
   }
 
   /** Frees the encoder and all features. */
@@ -127,11 +157,18 @@ export class ImageFeatures {
     return kept;
   }
 
+  /** @param {number} first id of an image @returns {[rows: number, columns: number]} */
+  #gridOf(first) {
+    const grid = (this.#images.get(first) ?? this.#features.get(first))?.grid;
+    if (!grid) throw new RangeError(IS_GONE);
+    return grid;
+  }
+
   /** @param {number} first @returns {Promise<Features>} */
   async #begun(first) {
     const image = this.#images.get(first);
-    if (!image) throw new RangeError("the image of a part of this prompt is no longer there; give the prompt with its images.");
-    return { tokens: image.tokens, tiles: await image.tiles(), rows: new Float32Array(0), hidden: 0, done: 0 };
+    if (!image) throw new RangeError(IS_GONE);
+    return { tokens: image.tokens, grid: image.grid, tiles: await image.tiles(), rows: new Float32Array(0), hidden: 0, done: 0 };
   }
 
   /** @param {Features} kept */

@@ -2,10 +2,14 @@
 // embedllm/images/processors.py, whose rules of sizes these are.
 
 import { PackageError } from "../errors.js";
-import { Settings } from "./settings.js";
+import { normalized } from "./pixels.js";
 import { resized } from "./resize.js";
+import { Settings } from "./settings.js";
 
-/** @import { Rgb } from "./resize.js" */
+/**
+ * @import { Narrow } from "./pixels.js"
+ * @import { Rgb } from "./resize.js"
+ */
 
 const KNOWN = ["Idefics3Processor", "SmolVLMProcessor"];
 const MOST_SIDE = 4096; // pixels, after the first resize
@@ -26,11 +30,7 @@ export class TilingProcessor {
    */
   constructor(texts, vision, named) {
     const settings = new Settings(texts);
-    if (!KNOWN.includes(settings.processor)) {
-      throw new PackageError(
-        `the model has the image processor '${settings.processor}'; pages have ${KNOWN.join(" and ")}. Use it on a desktop.`,
-      );
-    }
+    settings.checkProcessor(KNOWN);
     this.#tile = settings.longestEdge("max_image_size", 364);
     this.#longest = settings.longestEdge("size", 4 * 364);
     this.#tileTokens = Math.floor(Math.floor(vision.image_size / vision.patch_size) / vision.pixel_shuffle) ** 2;
@@ -46,8 +46,6 @@ export class TilingProcessor {
     this.#tokens = { fake: named.fake_image_token ?? "<fake_token_around_image>", whole: named.global_image_token ?? "<global-img>" };
     /** what the chat template writes for an image */
     this.placeholder = named.image_token ?? "<image>";
-    /** that images of this size become the same pixels by */
-    this.key = JSON.stringify([this.#pixels, this.#longest, this.#tile, this.#splits]);
   }
 
   /** What takes its place in the prompt: a token for each row of features. @param {number} width @param {number} height */
@@ -66,33 +64,31 @@ export class TilingProcessor {
     return (rows * columns + 1) * this.#tileTokens;
   }
 
-  /** The tiles of an image, each [tile, tile, 3] in levels of 255. @param {Rgb} image @returns {Uint8Array[]} */
+  /** Rows and columns of features: of tiles there is no one grid. @returns {null} */
+  grid() {
+    return null;
+  }
+
+  /** The tiles of an image. @param {Rgb} image @returns {Rgb[]} */
   tiles(image) {
     const [tile, { resample }] = [this.#tile, this.#pixels];
     image = resized(image, ...this.#firstSize(image.width, image.height), resample);
     if (this.#splits) image = resized(image, ...this.#tiledSize(image.width, image.height), resample);
-    const whole = resized(image, tile, tile, resample).data;
+    const whole = resized(image, tile, tile, resample);
     const [rows, columns] = this.#splits ? [image.height / tile, image.width / tile] : [1, 1];
     if (rows * columns === 1) return [whole];
     const places = range(rows * columns).map((place) => [Math.floor(place / columns) * tile, (place % columns) * tile]);
     return [...places.map(([top, left]) => cropped(image, left, top, tile)), whole];
   }
 
-  /**
-   * A tile as the vision encoder takes it, [3, tile, tile].
-   *
-   * @param {Uint8Array} tile @param {(floats: Float32Array<ArrayBuffer>) => Float32Array<ArrayBuffer> | Uint16Array<ArrayBuffer>} narrow to the encoder's type
-   */
+  /** A tile as the vision encoder takes it, [1, 3, tile, tile]. @param {Rgb} tile @param {Narrow} narrow */
   pixelValues(tile, narrow) {
-    const { mean, std } = this.#pixels;
-    const area = this.#tile ** 2;
-    const levels = range(3).map((channel) => narrow(Float32Array.from({ length: 256 }, (_, level) =>
-      Math.fround(level - Math.fround(mean[channel])) / Math.fround(std[channel]))));
-    const made = levels[0] instanceof Uint16Array ? new Uint16Array(3 * area) : new Float32Array(3 * area);
-    for (let place = 0; place < area; place++) {
-      for (let channel = 0; channel < 3; channel++) made[channel * area + place] = levels[channel][tile[3 * place + channel]];
-    }
-    return { data: made, dims: [1, 3, this.#tile, this.#tile] };
+    return normalized(tile, this.#pixels, narrow);
+  }
+
+  /** What else it takes: nothing. */
+  besides() {
+    return {};
   }
 
   /** Rows and columns of tiles; 0 and 0 for an image that is one tile. @param {number} width @param {number} height */
@@ -130,12 +126,12 @@ const even = (side) => side + (side % 2);
 /** @param {number} count */
 const range = (count) => Array.from({ length: count }, (_, place) => place);
 
-/** @param {Rgb} image @param {number} left @param {number} top @param {number} side */
+/** @param {Rgb} image @param {number} left @param {number} top @param {number} side @returns {Rgb} */
 function cropped({ width, data }, left, top, side) {
   const made = new Uint8Array(3 * side * side);
   for (let row = 0; row < side; row++) {
     const from = 3 * ((top + row) * width + left);
     made.set(data.subarray(from, from + 3 * side), 3 * row * side);
   }
-  return made;
+  return { width: side, height: side, data: made };
 }

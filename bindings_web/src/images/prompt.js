@@ -8,16 +8,21 @@ import { ImageFeatures, firstId } from "./features.js";
 import { MAX_IMAGES, checkBytes, dataStart, imageOf } from "./limits.js";
 import { isImagePart } from "./parts.js";
 import { TilingProcessor } from "./processor.js";
+import { imagesRefusal } from "./support.js";
 
 /**
  * @import { RenderedPrompt } from "../package/content_marks.js"
  * @import { Loaded } from "../worker/load_model.js"
  * @import { Message } from "../worker/protocol.js"
  * @import { Prepared } from "./features.js"
+ * @import { ImagePlaces } from "./places.js"
+ * @import { Rgb } from "./resize.js"
+ * @typedef {import("./dynamic_size.js").DynamicSizeProcessor | TilingProcessor} Processor
  * @typedef {Prepared & {text: string}} Image text: what takes its place in the prompt
  * @typedef {{width: number, height: number}} Size
  */
 
+const WEIGHTS = "weights.safetensors";
 const MOST_SIZES = 1000; // of images, by their hash: those of later turns need no decoding
 
 /** The images of a loaded model. */
@@ -29,26 +34,36 @@ export class ModelImages {
   /** @type {Map<string, Size>} */
   #sizes = new Map();
 
-  /** Throws RangeError and DeviceUnavailable for a model that takes no images here, PackageError. @param {Loaded} loaded */
-  constructor(loaded) {
-    const { manifest, texts, tokenizer, device, engine } = loaded;
-    const vision = /** @type {any} */ (manifest.architecture).vision;
+  /** Use ModelImages.open(). @param {Loaded} loaded @param {Processor} processor @param {ImagePlaces | null} places */
+  constructor(loaded, processor, places) {
+    this.#loaded = loaded;
+    this.#processor = processor;
+    this.#imageToken = /** @type {any} */ (loaded.manifest.architecture).vision.image_token;
+    this.#features = loaded.engine.images = new ImageFeatures(() => openEncoder(loaded, processor), places);
+  }
+
+  /** Rejects with RangeError and DeviceUnavailable for a model that takes no images here, PackageError. @param {Loaded} loaded */
+  static async open(loaded) {
+    const { manifest, texts, tokenizer, device, graph } = loaded;
+    const architecture = /** @type {any} */ (manifest.architecture);
+    const { vision, rope } = architecture;
     if (!vision) {
       throw new RangeError(
         `'${manifest.name}' reads text only: it takes no images. Leave them out, or load a vision-language model ` +
           "(docs/guide-images.md).",
       );
     }
-    if (vision.kind !== undefined) {
-      const [reason, remedy] = ["browsers do not run encoders of images of any size yet", "use the device 'cpu' of a desktop"];
+    const refusal = imagesRefusal(architecture, graph.variant);
+    if (refusal) {
+      const [reason, remedy] = refusal;
       throw new DeviceUnavailable(`'${device.name}' takes no images of '${manifest.name}': ${reason}; ${remedy}.`, {
         tried: [[device.name, reason, remedy]],
       });
     }
-    this.#loaded = loaded;
-    this.#processor = new TilingProcessor(texts, vision, tokenizer.named);
-    this.#imageToken = vision.image_token;
-    this.#features = engine.images = new ImageFeatures(() => openEncoder(loaded, this.#processor));
+    if (!vision.kind) return new ModelImages(loaded, new TilingProcessor(texts, vision, tokenizer.named), null);
+    const { DynamicSizeProcessor, ImagePlaces } = await import("./any_size.js");
+    const places = rope.mrope ? new ImagePlaces(await loaded.package.file(WEIGHTS), rope) : null;
+    return new ModelImages(loaded, new DynamicSizeProcessor(texts, vision, tokenizer.named), places);
   }
 
   /**
@@ -128,7 +143,7 @@ export class ModelImages {
     if (typeof url !== "string") throw new RangeError("an image is no data URL; expected one: data:image/png;base64,...");
     const bytes = bytesOf(url);
     const hash = hexadecimal(this.#loaded.sha256(bytes));
-    /** @type {Uint8Array[] | null} of a new image, until they are encoded */
+    /** @type {Rgb[] | null} of a new image, until they are encoded */
     let made = null;
     let size = this.#sizes.get(hash);
     const tiles = async () => {
@@ -143,6 +158,7 @@ export class ModelImages {
     const tokens = this.#processor.tokenCount(width, height);
     return {
       first: firstId(hash, tokens), tokens,
+      grid: this.#processor.grid(width, height),
       text: this.#processor.promptText(width, height),
       tiles: async () => made ?? tiles(),
     };

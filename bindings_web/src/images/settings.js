@@ -27,6 +27,15 @@ export class Settings {
     return typeof kind === "string" ? kind.replace(/Fast$/, "").replace("ImageProcessor", "Processor") : "";
   }
 
+  /** Throws PackageError unless the processor is one of these. @param {string[]} known */
+  checkProcessor(known) {
+    if (known.includes(this.processor)) return;
+    throw new PackageError(
+      `the model has the image processor '${this.processor}'; pages have ${known.join(" and ")} for its vision encoder. Use ` +
+        "it on a desktop.",
+    );
+  }
+
   /** @param {string} name @param {boolean} usual @returns {boolean} */
   flag(name, usual) {
     return this.#checked(name, usual, (value) => typeof value === "boolean", "true or false");
@@ -39,6 +48,16 @@ export class Settings {
     return this.#checked(name, { longest_edge: usual }, isOne, expected).longest_edge;
   }
 
+  /** An object of numbers of pixels, such as {shortest_edge: 3136, longest_edge: 12845056}. @param {string} name */
+  pixelCounts(name) {
+    const isOne = (/** @type {any} */ value) => isWhole(value) && value <= MOST_SIDE ** 2;
+    const areAll = (/** @type {any} */ value) =>
+      Object.getPrototypeOf(value) === Object.prototype && Object.values(value).every(isOne);
+    /** @type {Record<string, number>} */
+    const found = this.#checked(name, {}, areAll, `numbers of pixels, 1 to ${MOST_SIDE ** 2}`);
+    return found;
+  }
+
   /** @param {string} name @param {number} usual @returns {number} */
   count(name, usual) {
     return this.#checked(name, usual, isWhole, "a whole number, 1 or more");
@@ -47,7 +66,7 @@ export class Settings {
   /**
    * How pixels are resized and normalized. mean, std: of values from 0 to 255, of each channel.
    *
-   * @param {{resample: number, mean: number, std: number}} usual mean and std of values from 0 to 1
+   * @param {{resample: number, mean: number | number[], std: number | number[]}} usual mean and std of values from 0 to 1
    * @returns {{resample: number, mean: number[], std: number[]}}
    */
   pixels(usual) {
@@ -61,7 +80,7 @@ export class Settings {
     return { resample, mean: mean.map((one) => one / factor), std: std.map((one) => one / factor) };
   }
 
-  /** @param {string} name @param {number} usual @param {number} above @returns {number[]} */
+  /** @param {string} name @param {number | number[]} usual @param {number} above @returns {number[]} */
   #three(name, usual, above) {
     const list = (/** @type {any} */ value) => (Array.isArray(value) ? value : [value, value, value]);
     const isThree = (/** @type {any} */ value) =>

@@ -71,15 +71,18 @@ class Model {
     this.#defaults = readDefaults((options) => new Sampling(options), loaded.texts);
     this.#marks = parseSpecial ? null : new ContentMarks(loaded.tokenizer.specialTexts);
     this.kind = loaded.kind;
-    const vision = /** @type {any} */ (manifest.architecture)?.vision;
-    const takesImages = Boolean(vision) && vision.kind === undefined;
-    const { name } = manifest;
-    this.about = { name, context: engine.context, canChat: this.#canChat(), takesImages, device, refused, untried };
+    const [name, canChat] = [manifest.name, this.#canChat()];
+    this.about = { name, context: engine.context, canChat, takesImages: false, device, refused, untried };
   }
 
-  /** Load what the chat template needs besides. */
+  /** Loads what the chat template needs besides, and asks whether the model takes images here. */
   async prepare() {
     await this.#template?.prepare();
+    const { manifest, graph } = this.#loaded;
+    const architecture = /** @type {any} */ (manifest.architecture);
+    if (!architecture?.vision) return;
+    const { imagesRefusal } = await import("../images/support.js");
+    this.about.takesImages = !imagesRefusal(architecture, graph.variant);
   }
 
   /** @param {Reply} reply @param {Replying} replying */
@@ -161,7 +164,7 @@ class Model {
   /** What images take, loaded with the first of them. */
   async #seeing() {
     const { ModelImages } = await import("../images/prompt.js");
-    return (this.#images ??= new ModelImages(this.#loaded));
+    return (this.#images ??= await ModelImages.open(this.#loaded));
   }
 
   /** Messages as templates take them: those of some models that see write nothing but lists of parts. @param {Message[]} messages */

@@ -27,12 +27,10 @@ const LARGE = 4096; // tokens; a sequence with room for more is not kept for a r
 
 /** A session and the tokens that it holds. */
 class CachedSequence {
-  /** @type {number[]} */
-  tokens = [];
-
-  /** @param {Session} session */
-  constructor(session) {
+  /** @param {Session} session @param {number[]} [tokens] */
+  constructor(session, tokens = []) {
     this.session = session;
+    this.tokens = session.held = tokens;
   }
 
   /** @param {readonly number[]} tokens */
@@ -105,8 +103,7 @@ export class Runner {
 
   /** A session for a conversation; the caller puts the KV of these tokens into it. @param {number} conversation @param {number[]} tokens */
   hold(conversation, tokens) {
-    const made = new CachedSequence(this.#engine.open(tokens.length));
-    made.tokens = tokens;
+    const made = new CachedSequence(this.#engine.open(tokens.length), tokens);
     this.#conversations.set(conversation, made);
     return made.session;
   }

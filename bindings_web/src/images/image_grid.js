@@ -1,0 +1,119 @@
+// What encoders of images of any size are given beside pixels: the order of patches, positions and windows, all by the size
+// of the image; the twin of embedllm/backends/image_grid.py.
+
+/** @typedef {{type: "int64" | "int32" | "float32", data: BigInt64Array | Int32Array | Float32Array, dims: number[]}} Input */
+
+/**
+ * The inputs by their names.
+ *
+ * @param {any} vision of the manifest's architecture @param {number} width @param {number} height of the image, in pixels
+ * @returns {Record<string, Input>}
+ */
+export function gridInputs(vision, width, height) {
+  const [merge, square] = [vision.merge_size, vision.merge_size ** 2];
+  const [rows, columns] = [height / vision.patch_size, width / vision.patch_size];
+  const wide = columns / merge;
+  const order = Array.from({ length: rows * columns }, (_, place) => {
+    const [at, inside] = [Math.floor(place / square), place % square];
+    const row = Math.floor(at / wide) * merge + Math.floor(inside / merge);
+    return row * columns + (at % wide) * merge + (inside % merge);
+  });
+  const places = { row: order.map((place) => Math.floor(place / columns)), column: order.map((place) => place % columns) };
+  const inputs = { patch_order: longs(order), ...rotations(vision, places) };
+  if (vision.positions) Object.assign(inputs, corners(vision.positions.rows, [places.row, rows], [places.column, columns]));
+  if (vision.window) Object.assign(inputs, windows(vision.window, square, rows / merge, wide));
+  return inputs;
+}
+
+/**
+ * 2-D RoPE: half of the pairs by the row, half by the column.
+ *
+ * @param {any} vision @param {{row: number[], column: number[]}} places @returns {Record<string, Input>}
+ */
+function rotations({ layers: [{ attention }], rope_base: base }, { row, column }) {
+  const half = attention.head_dim / 2; // pairs
+  const frequencies = Array.from({ length: half / 2 }, (_, pair) =>
+    Math.fround(1 / Math.fround(Math.pow(base, Math.fround((2 * pair) / half)))));
+  const [cos, sin] = [new Float32Array(row.length * half), new Float32Array(row.length * half)];
+  for (let place = 0, at = 0; place < row.length; place++) {
+    for (const position of [row[place], column[place]]) {
+      for (const frequency of frequencies) {
+        const angle = Math.fround(position * frequency);
+        [cos[at], sin[at]] = [Math.cos(angle), Math.sin(angle)];
+        at++;
+      }
+    }
+  }
+  const dims = [row.length, half];
+  return { rope_cos: { type: "float32", data: cos, dims }, rope_sin: { type: "float32", data: sin, dims } };
+}
+
+/**
+ * The four learned positions around each patch, and their weights: the grids lie corner on corner.
+ *
+ * @param {number} learned positions, of a square grid
+ * @param {[at: number[], count: number]} rows of the patches, and how many there are @param {[at: number[], count: number]} columns
+ * @returns {Record<string, Input>}
+ */
+function corners(learned, rows, columns) {
+  const side = Math.round(Math.sqrt(learned));
+  const [byRow, byColumn] = [rows, columns].map(([at, count]) => {
+    const exact = at.map((place) => Math.fround(Math.fround(place * (side - 1)) / Math.max(count - 1, 1)));
+    const first = exact.map(Math.floor);
+    const share = exact.map((place, patch) => Math.fround(place - first[patch]));
+    return [
+      { places: first, weights: share.map((one) => Math.fround(1 - one)) },
+      { places: first.map((place) => Math.min(place + 1, side - 1)), weights: share },
+    ];
+  });
+  const count = rows[0].length;
+  const both = byRow.flatMap((row) => byColumn.map((column) => ({ row, column })));
+  const places = both.flatMap(({ row, column }) => row.places.map((place, patch) => place * side + column.places[patch]));
+  const weights = both.flatMap(({ row, column }) => row.weights.map((weight, patch) => weight * column.weights[patch]));
+  return {
+    position_rows: longs(places, [4, count]),
+    position_weights: { type: "float32", data: Float32Array.from(weights), dims: [4, count, 1] },
+  };
+}
+
+/**
+ * Windows of `side` squares of `square` patches each.
+ *
+ * @param {number} side @param {number} square @param {number} rows @param {number} columns of squares
+ * @returns {Record<string, Input>}
+ */
+function windows(side, square, rows, columns) {
+  /** @type {number[][]} */
+  const parts = [];
+  for (let top = 0; top < rows; top += side) {
+    for (let left = 0; left < columns; left += side) {
+      /** @type {number[]} */
+      const part = [];
+      for (let row = top; row < Math.min(top + side, rows); row++) {
+        for (let column = left; column < Math.min(left + side, columns); column++) {
+          for (let patch = 0; patch < square; patch++) part.push((row * columns + column) * square + patch);
+        }
+      }
+      parts.push(part);
+    }
+  }
+  const longest = Math.max(...parts.map(({ length }) => length));
+  const patches = new Array(parts.length * longest).fill(0);
+  const mask = new Int32Array(parts.length * longest);
+  const places = new Array(rows * columns * square).fill(0);
+  for (const [number, part] of parts.entries()) {
+    for (const [place, patch] of part.entries()) {
+      const at = number * longest + place;
+      [patches[at], mask[at], places[patch]] = [patch, 1, at];
+    }
+  }
+  const dims = [parts.length, longest];
+  return {
+    window_patches: longs(patches, dims),
+    window_mask: { type: "int32", data: mask, dims },
+    window_places: longs(places),
+  };
+}
+
+/** @param {number[]} values @param {number[]} [dims] @returns {Input} */
+const longs = (values, dims = [values.length]) => ({ type: "int64", data: BigInt64Array.from(values, BigInt), dims });

@@ -1,0 +1,23 @@
+// Whether a page reads the images of a model, by its description and the graph of its decoder.
+
+const NO_KIND = undefined; // of tiles: the first kind of encoders, which manifests do not name
+const KINDS = [NO_KIND, "DynamicVision"];
+/** Graphs that take rotary tables as inputs: positions of images in rows and columns (M-RoPE) take them. */
+const WITH_TABLES = ["wasm-float32", "generic-float32"];
+
+/**
+ * Why it does not, and what helps; null where it does. A model without a vision encoder is not asked for.
+ *
+ * @param {any} architecture of the manifest @param {string} variant of the decoder's graph
+ * @returns {[reason: string, remedy: string] | null}
+ */
+export function imagesRefusal({ vision, rope }, variant) {
+  if (!KINDS.includes(vision.kind)) return ["browsers do not run its vision encoder", "use the device 'cpu' of a desktop"];
+  if (vision.bidirectional) {
+    return ["tokens of its images attend to one another, which takes ONNX Runtime 1.32", "use the device 'cpu' of a desktop"];
+  }
+  if (rope.mrope && !WITH_TABLES.includes(variant)) {
+    return [`the graph '${variant}' has no positions of images in rows and columns (M-RoPE)`, "use the device 'wasm'"];
+  }
+  return null;
+}

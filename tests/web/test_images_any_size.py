@@ -1,0 +1,204 @@
+"""Images of any size in a page (Qwen's models): pixels, the encoder's inputs, positions and replies of the desktop."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm.backends.image_grid import encoder_inputs
+from embedllm.export import Recipe, convert
+from embedllm.images.processors import open_processor
+from embedllm.package.architecture import DynamicVision
+from embedllm.package.package import MANIFEST
+from tests.golden.make_image_processors import noise
+from tests.support.dynamic_vision import CONFIGS, PIXELS, SQUARE, described, dynamic_chat_checkpoint
+from tests.support.vision import gemma_chat_checkpoint
+from tests.web.support.browser import Browser
+from tests.web.support.calls import LONG_S, BrowserError
+from tests.web.support.page import Page
+from tests.web.support.server import WebServer
+from tests.web.test_images import ASK, OPEN, data_url, encoded, given
+
+pytestmark = pytest.mark.browser
+
+SIZES = ((40, 33), (17, 60), (3, 9))
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "stop_tokens": []}
+PROCESS = """
+const [{ decode }, { DynamicSizeProcessor }] = await Promise.all([import("/src/images/decode.js"),
+  import("/src/images/dynamic_size.js")]);
+const texts = new Map([["preprocessor_config.json", JSON.stringify(argument.settings)]]);
+const processor = new DynamicSizeProcessor(texts, argument.vision, {});
+const [width, height] = argument.size;
+const found = { grid: processor.grid(width, height), tokens: processor.tokenCount(width, height),
+  text: processor.promptText(width, height) };
+if (!argument.image) return found;
+const image = await decode(Uint8Array.from(atob(argument.image), (letter) => letter.charCodeAt(0)));
+const { data, dims } = processor.pixelValues(processor.tiles(image)[0], (floats) => floats);
+return { ...found, values: Array.from(data), dims };
+"""
+INPUTS = """
+const { gridInputs } = await import("/src/images/image_grid.js");
+const { vision, width, height } = argument;
+return Object.fromEntries(Object.entries(gridInputs(vision, width, height)).map(([name, { type, data, dims }]) =>
+  [name, { type, dims, data: Array.from(data, Number) }]));
+"""
+
+
+@pytest.fixture
+def page(browser: Browser, web_server: WebServer) -> Page:
+    return browser.context().page(f"{web_server.url}/tests/blank.html")
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp(request.param)
+    return convert(dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe())
+
+
+@pytest.fixture(scope="module")
+def desktop(folder: Path) -> Iterator[embedllm.Model]:
+    with embedllm.load(folder, device="reference") as opened:
+        yield opened
+
+
+def vision_of(folder: Path) -> dict[str, Any]:
+    """As the manifest has it."""
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["architecture"]["vision"]
+
+
+def vision(family: str) -> DynamicVision:
+    found = described(family).vision
+    assert isinstance(found, DynamicVision)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [((40, 33), {}), ((17, 60), {}), ((3, 9), {}), ((200, 7), {}), ((640, 480), {}), ((68, 100), {"resample": 2}),
+     ((1, 1), {"image_mean": 0.5, "image_std": 0.25}),
+     ((33, 190), {"size": None, "max_pixels": 6400, "min_pixels": 64})],
+)  # fmt: skip
+def test_pixels_are_exactly_those_of_the_desktop(
+    page: Page, tmp_path: Path, size: tuple[int, int], settings: dict[str, Any]
+) -> None:
+    """Of an image that is made larger or smaller, whose sides are rounded to whole squares."""
+    given = {**PIXELS, **settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
+    expected, image = open_processor(tmp_path, vision("qwen3_vl"), {}), noise(*size)
+    own = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "layers": [{"attention": {"heads": 2}}]}
+    argument = {"settings": given, "vision": own, "size": size, "image": encoded(image)}
+    found = page.in_worker(PROCESS, argument)
+    values = expected.pixel_values(image)
+    assert found["dims"] == list(values.shape)
+    np.testing.assert_array_equal(np.array(found["values"], np.float32), values.ravel())
+    assert (tuple(found["grid"]), found["tokens"]) == (expected.grid(*size), expected.token_count(*size))
+    assert found["text"] == expected.prompt_text(*size)
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "part"),
+    [((2, 500), {}, "at most 200 times"), ((4000, 4000), {}, "does not fit a page's memory; about 185344 pixels do"),
+     ((9, 9), {"patch_size": 14}, "'patch_size' is 14"), ((9, 9), {"min_pixels": 10**9}, "1000000000 pixels at least"),
+     ((9, 9), {"size": {"longest_edge": 0}}, "'size' is"), ((9, 9), {"image_processor_type": "Fuyu"}, "'Fuyu'")],
+)  # fmt: skip
+def test_what_a_page_does_not_process_is_refused(
+    page: Page, size: tuple[int, int], settings: dict[str, Any], part: str
+) -> None:
+    own = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "layers": [{"attention": {"heads": 2}}]}
+    large = {**PIXELS, "size": {"shortest_edge": 64, "longest_edge": 1 << 24}}
+    with pytest.raises(BrowserError, match=part):
+        page.in_worker(PROCESS, {"settings": {**large, **settings}, "vision": own, "size": size})
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (7, 2)], ids=str)
+def test_the_inputs_of_an_encoder_are_those_of_the_desktop(page: Page, folder: Path, size: tuple[int, int]) -> None:
+    """Order of patches, rotations, positions and windows, for a number of squares down and across."""
+    family = folder.parent.name[:-1]
+    height, width = (side * SQUARE for side in size)
+    expected = encoder_inputs(vision(family), np.zeros((1, 3, height, width), np.float32))
+    found = page.in_worker(INPUTS, {"vision": vision_of(folder), "width": width, "height": height})
+    assert set(found) == set(expected) - {"pixel_values"}
+    for name, one in found.items():
+        values = np.array(one["data"], one["type"]).reshape(one["dims"])
+        assert values.dtype == expected[name].dtype, name
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6 if values.dtype == np.float32 else 0)
+
+
+def contents() -> list[Any]:
+    """Text, and images of several sizes with text behind each."""
+    parts: list[Any] = [{"type": "text", "text": "look: "}]
+    for size in SIZES:
+        url = data_url(base64.b64decode(encoded(noise(*size))))
+        parts += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": " and "}]
+    return parts
+
+
+def test_images_are_placed_as_on_the_desktop(
+    page: Page, web_server: WebServer, folder: Path, desktop: embedllm.Model
+) -> None:
+    """By models whose tokens of images have rows and columns; and after a rewind into an image."""
+    prompts = [[{"role": "user", "content": contents()[:stop]}] for stop in (7, 3, 7)]
+    expected = [desktop.chat(prompt, **GREEDY) for prompt in prompts]
+    page.evaluate(OPEN, given(web_server, "wasm", folder), patience_s=LONG_S)
+    found = page.evaluate(
+        """async ({ prompts, options }) => {
+          const found = [];
+          for (const prompt of prompts) {
+            const { tokens, statistics } = await llm.generate(prompt, options);
+            found.push([tokens, statistics.prompt_tokens]);
+          }
+          return found;
+        }""",
+        {"prompts": prompts, "options": GREEDY},
+        patience_s=LONG_S,
+    )
+    assert found == [[list(each.tokens), each.statistics.prompt_tokens] for each in expected]
+
+
+def test_a_conversation_goes_on_from_its_stored_cache(
+    page: Page, web_server: WebServer, folder: Path, desktop: embedllm.Model
+) -> None:
+    """Whose positions are known again: the next turn has the images of the first."""
+    page.evaluate(OPEN, given(web_server, "wasm", folder), patience_s=LONG_S)
+    found = page.evaluate(
+        """async ({ content, options }) => {
+          const talk = llm.conversation();
+          for await (const _ of talk.say({ role: "user", content }, options));
+          await talk.save("seen");
+          const again = await llm.openConversation("seen");
+          const tokens = [];
+          let last;
+          for await (last of again.say("more", options)) tokens.push(last.token);
+          return { tokens, cached: last.statistics.cached_tokens, messages: again.save().messages };
+        }""",
+        {"content": contents(), "options": GREEDY},
+        patience_s=LONG_S,
+    )
+    assert found["cached"] > 20
+    expected = desktop.chat(found["messages"][:-1], **GREEDY)
+    assert found["tokens"] == list(expected.tokens)
+
+
+def test_devices_and_models_that_lack_something_say_what(page: Page, web_server: WebServer, tmp_path: Path) -> None:
+    gemma = convert(gemma_chat_checkpoint(tmp_path / "gemma"), tmp_path / "seeing-gemma" / "package", Recipe())
+    page.evaluate(OPEN, given(web_server, "wasm", gemma), patience_s=LONG_S)
+    assert page.evaluate("async () => llm.takesImages") is False
+    with pytest.raises(BrowserError, match="attend to one another, which takes ONNX Runtime"):
+        page.evaluate(ASK, {"url": contents()[1]["image_url"]["url"], "question": "What?"}, patience_s=LONG_S)
+
+
+@pytest.mark.slow  # software takes seconds to load a model
+def test_a_gpu_refuses_them_and_goes_on(page: Page, web_server: WebServer, folder: Path) -> None:
+    page.evaluate(OPEN, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
+    assert page.evaluate("async () => llm.takesImages") is False
+    with pytest.raises(BrowserError, match="use the device 'wasm'"):
+        page.evaluate(ASK, {"url": contents()[1]["image_url"]["url"], "question": "What?"}, patience_s=LONG_S)
+    text = 'async () => (await llm.generate([{ role: "user", content: "Hello" }], { max_tokens: 2 })).tokens.length'
+    assert page.evaluate(text, patience_s=LONG_S) > 0
