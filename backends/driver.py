@@ -41,7 +41,7 @@ class Capabilities:
     variants: tuple[str, ...] = ()  # of the graphs that it may run, best first; none: it reads the weights itself
     exact: tuple[str, ...] = ()  # those of them that it can compute in float32 throughout
     kv: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as `variants`, by the type of a quantized KV
-    hidden: tuple[str, ...] = ()  # as `variants`, of the graphs that give hidden states, for an MTP head
+    hidden: tuple[str, ...] = ()  # of the graphs that give hidden states, for draft heads
     external_graphs: tuple[str, ...] = ()  # variants of graphs of other exporters that it runs
     is_gpu: bool = False  # a GPU of ONNX Runtime, which takes another graph of a folder of another exporter
     moves_kv: bool = True  # its sessions give their KV away and take that of others
@@ -58,11 +58,14 @@ class Capabilities:
     tested: str = ""  # what it was run on
 
     def allowed_variants(
-        self, *, exact: bool, kv: str | None, variants: Sequence[str], gives_hidden: bool = False
+        self, *, exact: bool, kv: str | None, variants: Sequence[str], hidden_graph: str = ""
     ) -> list[str]:
-        """Of the graphs that do what is asked, best first; variants: that may be used, all when there are none."""
-        if gives_hidden:
-            return list(self.hidden)
+        """Of the graphs that do what is asked, best first.
+
+        variants: that may be used, all when there are none. hidden_graph: the one that gives what a draft head reads.
+        """
+        if hidden_graph:
+            return [hidden_graph] if hidden_graph in self.hidden else []
         found = self.kv.get(kv, ()) if kv else self.exact if exact else self.variants
         return [one for one in found if not variants or one in variants]
 
@@ -73,13 +76,13 @@ class Capabilities:
         exact: bool = False,
         kv: str | None = None,
         variants: Sequence[str] = (),
-        gives_hidden: bool = False,
+        hidden_graph: str = "",
     ) -> list[Graph]:
         """Those of a folder."""
         external = [graph for graph in package.graphs if graph.variant in self.external_graphs]
-        if external and kv is None and not gives_hidden:
+        if external and kv is None and not hidden_graph:
             return external
-        allowed = self.allowed_variants(exact=exact, kv=kv, variants=variants, gives_hidden=gives_hidden)
+        allowed = self.allowed_variants(exact=exact, kv=kv, variants=variants, hidden_graph=hidden_graph)
         return [graph for one in allowed if (graph := package.graph(one)) is not None]
 
 
@@ -92,8 +95,8 @@ class DeviceFamily:
     capabilities: Capabilities
     # the same for an embedding or reranker model; None: it runs none
     open_encoder: Callable[[OpenOptions], Engine] | None = None
-    # the same for a multi-token prediction head of a model that runs on it; None: it runs none
-    open_mtp: Callable[[OpenOptions], Engine] | None = None
+    # the same for a draft head of a model that runs on it; None: it runs none
+    open_draft_head: Callable[[OpenOptions], Engine] | None = None
     python_package: str = ""  # whose version its numbers depend on, besides its runtime's; empty: none
     # of a name that no list has, such as a runtime's own words behind a colon: its device, if it is one
     free_form: Callable[[str, Sequence[Device]], list[Device]] | None = None

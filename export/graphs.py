@@ -22,10 +22,12 @@ from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
-from embedllm.package.architecture import Decoder, DynamicVision, Mlp, Moe
+from embedllm.package.architecture import Decoder, DynamicVision, Eagle, Mlp, Moe
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
+    EAGLE,
+    EAGLE_HIDDEN,
     FLOAT32,
     HIDDEN,
     IMAGES,
@@ -60,8 +62,10 @@ _GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 # of a model without experts and vision encoder
 NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in _OF_EXPERTS)
-_HIDDEN = Graph(file=HIDDEN.file, variant=HIDDEN.name, activations=HIDDEN.activations)  # no part of an export
-ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, _HIDDEN))
+# for draft heads, no part of an export
+_HIDDEN = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in (HIDDEN, EAGLE_HIDDEN))
+ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, *_HIDDEN))
+EAGLE_FOLDER = "eagle"  # of an EAGLE-3 head, inside of the target model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,7 @@ class Model:
     layout: Layout
     packing: Mapping[str, Packing]  # by the name of the matrix
     exact: bool  # float activations in every product
+    read_by: Eagle | None = None  # the head that hidden states are for
 
 
 def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, ...]:
@@ -85,7 +90,7 @@ def build(variant_name: str, model: Model) -> bytes:
         return openvino_model.build(model.decoder, model.layout, model.packing)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
-    known = (*VARIANTS, IMAGES, *VISION_VARIANTS, HIDDEN, MTP)
+    known = (*VARIANTS, IMAGES, *VISION_VARIANTS, HIDDEN, EAGLE_HIDDEN, MTP, EAGLE)
     return _onnx(next(variant for variant in known if variant.name == variant_name), model)
 
 
@@ -101,7 +106,7 @@ def _onnx(
     if is_of_vision:
         made = onnx_vision.build(model.decoder, model.layout, model.packing, variant)
         return made.SerializeToString(deterministic=True)
-    graph = onnx_graph.build(model.decoder, model.layout, model.packing, variant, scales)
+    graph = onnx_graph.build(model.decoder, model.layout, model.packing, variant, scales, read_by=model.read_by)
     return graph.SerializeToString(deterministic=True)
 
 
@@ -124,7 +129,9 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     package = open_package(folder, whole=False)
     if reason := _unsupported(variant_name, package.decoder, packings(package.manifest)):
         raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {reason}.")
-    graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED, _HIDDEN) if graph.variant == variant_name)
+    graph = next(
+        graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED, *_HIDDEN) if graph.variant == variant_name
+    )
     data = _made(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
@@ -179,6 +186,8 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         packing=packings(package.manifest),
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )
+    if variant_name == EAGLE_HIDDEN.name:
+        model = _with_head(model, package)
     if entry := CONSTANTS_OF.get(variant_name):
         _check_constants(package, header, entry, openvino_model.constants(model.decoder, model.packing)[entry])
     try:
@@ -187,6 +196,29 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         return build(variant_name, model)
     except (KeyError, ValueError) as error:  # an entry that is not there, or not beside its neighbour
         raise ExportError(f"'{package.weights}' does not fit its manifest: {error}. Export the model again.") from error
+
+
+def _with_head(model: Model, package: Package) -> Model:
+    """A model whose hidden states are for the EAGLE-3 head in its folder, by the head's matrix."""
+    folder = package.folder / EAGLE_FOLDER
+    head = open_package(folder, whole=False) if (folder / MANIFEST).is_file() else None
+    if head is None or head.decoder.eagle is None:
+        raise ExportError(
+            f"'{package.folder}' has no EAGLE-3 head, whose matrix this graph reads. Write both with: embedllm eagle "
+            f"{package.folder} CHECKPOINT"
+        )
+    eagle = head.decoder.eagle
+    own = {
+        name: dataclasses.replace(placed, file=f"{EAGLE_FOLDER}/{head.weights.name}")
+        for name, placed in stored_layout(head).placed.items()
+        if name.startswith(f"{eagle.fc.name}.")
+    }
+    return dataclasses.replace(
+        model,
+        layout=dataclasses.replace(model.layout, placed={**model.layout.placed, **own}),
+        packing={**model.packing, eagle.fc.name: packings(head.manifest)[eagle.fc.name]},
+        read_by=eagle,
+    )
 
 
 def _check_constants(package: Package, header: TensorFile, entry: str, wanted: bytes) -> None:

@@ -20,7 +20,7 @@ from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import CALIBRATED, HIDDEN, MTP, VARIANTS
+from embedllm.package.graph_variants import CALIBRATED, EAGLE, HIDDEN, MTP, VARIANTS
 from embedllm.package.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
@@ -39,14 +39,14 @@ class DeviceCatalog:
         exact: bool = False,
         kv: str | None = None,
         adapts: bool = False,
-        gives_hidden: bool = False,
+        hidden_graph: str = "",
     ) -> None:
         """package: devices that it has no graph for, or that cannot do what is asked, are not available."""
         self._package = package
         self._exact = exact
         self._kv = kv
         self._adapts = adapts
-        self._gives_hidden = gives_hidden
+        self._hidden_graph = hidden_graph
         self._listed: dict[Source, list[Device]] = {}
 
     def everything(self) -> list[Device]:
@@ -79,7 +79,7 @@ class DeviceCatalog:
             return device
         package = suited(self._package, device)
         found = _unsupported(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts,
-                             gives_hidden=self._gives_hidden)  # fmt: skip
+                             hidden_graph=self._hidden_graph)  # fmt: skip
         return replace(device, available=False, reason=found.reason, remedy=found.remedy) if found else device
 
 
@@ -157,11 +157,12 @@ def open_engine(
     adapts: bool = False,
     openvino: OpenVINOOptions | None = None,
     variants: Mapping[str, Sequence[str]] | None = None,
-    gives_hidden: bool = False,
+    hidden_graph: str = "",
 ) -> Engine:
     """Loads the package on an available device.
 
-    adapts: its sessions shall take adapters. gives_hidden: they shall keep hidden states; on no pair.
+    adapts: its sessions shall take adapters. hidden_graph: the variant that gives the
+    hidden states which they shall keep for a draft head; on no pair.
     variants: by the device's name, or the names of a pair's devices, of the graphs that may be used, as a probe found
     them right; where there is none, whatever the device may run. One that it cannot run gives way to the next.
     Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
@@ -180,13 +181,13 @@ def open_engine(
         )
     allowed = (variants or {}).get(device.name, ())
     if unsupported := _unsupported(package, device, exact=exact, kv=kv, adapts=adapts, variants=allowed,
-                                   gives_hidden=gives_hidden):  # fmt: skip
+                                   hidden_graph=hidden_graph):  # fmt: skip
         raise cannot_run(device, *unsupported)
     family = device_family(device)
     opens = family.open if package.encoder is None else family.open_encoder
     assert opens is not None  # as _unsupported found
     refused: list[DeviceUnavailable] = []
-    graphs = capabilities(device).graphs(package, exact=exact, kv=kv, variants=allowed, gives_hidden=gives_hidden)
+    graphs = capabilities(device).graphs(package, exact=exact, kv=kv, variants=allowed, hidden_graph=hidden_graph)
     for graph in graphs or [None]:
         try:
             return opens(
@@ -209,16 +210,17 @@ def open_engine(
     raise DeviceUnavailable(" ".join(map(str, refused)), [one for error in refused for one in error.tried])
 
 
-def open_mtp(package: Package, device: Device, *, runtime: RuntimeOptions, exact: bool) -> Engine:
-    """Loads a multi-token prediction head on the device of its target model, which was opened with gives_hidden.
+def open_draft_head(package: Package, device: Device, *, runtime: RuntimeOptions, exact: bool) -> Engine:
+    """Loads a draft head on the device of its target model, which was opened with hidden_graph.
 
     Raises DeviceError; PackageError for a folder whose graph is damaged.
     """
-    opens, graph = device_family(device).open_mtp, package.graph(MTP.name)
+    variant = MTP if package.decoder.mtp is not None else EAGLE
+    opens, graph = device_family(device).open_draft_head, package.graph(variant.name)
     assert opens is not None  # as _unsupported found for the target model
     if graph is None:
-        remedy = f"embedllm mtp {package.folder.parent} CHECKPOINT --replace"
-        raise PackageError(f"'{package.folder}' has no '{MTP.name}' graph. Write it again: {remedy}")
+        remedy = f"embedllm {package.folder.name} {package.folder.parent} CHECKPOINT --replace"
+        raise PackageError(f"'{package.folder}' has no '{variant.name}' graph. Write it again: {remedy}")
     return opens(OpenOptions(package=package, device=device, graph=graph, runtime=runtime, exact=exact))
 
 
@@ -304,7 +306,7 @@ def _unsupported(
     kv: str | None = None,
     adapts: bool = False,
     variants: Sequence[str] = (),
-    gives_hidden: bool = False,
+    hidden_graph: str = "",
 ) -> Unsupported | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
     halves = _halves(device)
@@ -312,8 +314,8 @@ def _unsupported(
         reason = f"'{package.name}' is an embedding or reranker model, which this device does not support"
         return Unsupported(reason, "use the device 'cpu', 'cuda' or 'openvino'")
     without_adapters = adapts and not all(capabilities(half).adapters for half in halves)
-    if gives_hidden and not all(capabilities(half).hidden for half in halves):
-        return Unsupported("it runs no multi-token prediction heads with this library", "use the device 'cpu'")
+    if hidden_graph and not all(capabilities(half).hidden for half in halves):
+        return Unsupported("it runs no heads that draft (MTP, EAGLE-3) with this library", "use the device 'cpu'")
     if len(halves) > 1:
         return _pair_unsupported(package, kv=kv, without_adapters=without_adapters)
     family, can = device_family(device), capabilities(device)
@@ -335,8 +337,8 @@ def _unsupported(
         return Unsupported(reason, "load it without exact")
     if found := family.unsupported_request(exact):
         return found
-    if can.variants and not can.graphs(package, exact=exact, kv=kv, variants=variants, gives_hidden=gives_hidden):
-        allowed = can.allowed_variants(exact=exact, kv=kv, variants=variants, gives_hidden=gives_hidden)
+    if can.variants and not can.graphs(package, exact=exact, kv=kv, variants=variants, hidden_graph=hidden_graph):
+        allowed = can.allowed_variants(exact=exact, kv=kv, variants=variants, hidden_graph=hidden_graph)
         return _without_graph(package, allowed, can.variants)
     return package_unsupported(package, family, kv=kv)
 

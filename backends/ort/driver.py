@@ -10,7 +10,7 @@ from embedllm.backends.driver import TESTED_LINUX, DeviceFamily, Driver, MemoryF
 from embedllm.backends.ort.providers import INSTALL, Provider, source
 from embedllm.errors import PackageError
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.graph_variants import EXTERNAL, FLOAT32, HIDDEN, INT4_KV, INT8_KV, QMOE
+from embedllm.package.graph_variants import EAGLE_HIDDEN, EXTERNAL, FLOAT32, HIDDEN, INT4_KV, INT8_KV, QMOE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,10 +60,10 @@ def _open(options: OpenOptions) -> Engine:
     )
 
 
-def _open_mtp(options: OpenOptions) -> Engine:
-    from embedllm.backends.ort.mtp import MtpEngine
+def _open_draft_head(options: OpenOptions) -> Engine:
+    from embedllm.backends.ort.draft_head import DraftHeadEngine
 
-    return MtpEngine(options.package, options.require_graph(), options.device, runtime=options.runtime,
+    return DraftHeadEngine(options.package, options.require_graph(), options.device, runtime=options.runtime,
                      exact=options.exact)  # fmt: skip
 
 
@@ -110,11 +110,11 @@ DRIVER = Driver(
             name=CPU.device,
             open=_open,
             open_encoder=_open_encoder,
-            open_mtp=_open_mtp,
+            open_draft_head=_open_draft_head,
             capabilities=replace(
                 CPU.capabilities(),
                 kv={"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)},
-                hidden=(HIDDEN.name,),
+                hidden=(HIDDEN.name, EAGLE_HIDDEN.name),
                 external_graphs=(EXTERNAL.name,),
                 adapters=True,
                 recurrent=True,

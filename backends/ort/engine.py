@@ -33,7 +33,7 @@ from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.files.optional_packages import needs
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import FLOAT32, HIDDEN, IMAGES, MTP, QMOE
+from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN, FLOAT32, HIDDEN, IMAGES, MTP, QMOE
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -52,7 +52,7 @@ PROMPT_BUDGET = 16
 _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
 _NOT_CAUSAL = (1, 32)  # the first with GroupQueryAttention that is not causal
 # Of a prompt's last tokens. The head begins with them: reading all of a prompt would cost more than what it lacks.
-_HIDDEN_ROWS = {HIDDEN.name: 64, MTP.name: 1}
+_HIDDEN_ROWS = {HIDDEN.name: 64, EAGLE_HIDDEN.name: 64, MTP.name: 1, EAGLE.name: 1}
 _FIRST_QMOE = (1, 32)  # whose QMoE multiplies by packed experts on the CPU; before, it unpacked them at every step
 _PAST = "past_key_values."
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes

@@ -80,6 +80,7 @@ class OrtSession:
         self._context = engine.package.context
         self._decoder = engine.package.decoder
         self._vocabulary = self._decoder.vocabulary
+        self._logits_size = self._decoder.head.rows  # fewer than tokens, of a draft head
         self._session: ort.InferenceSession | None = engine.session
         self._binding: ort.IOBinding | None = None  # of an open session
         self._run_options = ort.RunOptions()
@@ -102,7 +103,7 @@ class OrtSession:
         self._was_many = False  # the last feed: a prompt
         self._states = States(self._decoder, HostStateMemory())
         self._ones = np.ones((1, 0), np.int64)
-        self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
+        self.logits = np.empty((1, 1, self._logits_size), engine.dtype)
         self._unbind()
         self._reserve(max(capacity, 1))
 
@@ -169,7 +170,7 @@ class OrtSession:
 
     def _feed_each(self, tokens: Sequence[int]) -> F32:
         """As feed_all, where the graph gives one row at a time."""
-        start, rows = self.position, np.empty((len(tokens), self._vocabulary), np.float32)
+        start, rows = self.position, np.empty((len(tokens), self._logits_size), np.float32)
         try:
             for row, token in zip(rows, tokens, strict=True):
                 self.feed([token])

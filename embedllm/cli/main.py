@@ -18,6 +18,7 @@ import click
 from embedllm.cli.commands.bench import bench
 from embedllm.cli.commands.chat import chat
 from embedllm.cli.commands.devices import devices
+from embedllm.cli.commands.eagle import eagle
 from embedllm.cli.commands.embed import embed, rerank
 from embedllm.cli.commands.eval import evaluate
 from embedllm.cli.commands.export import export
@@ -114,7 +115,7 @@ def cli() -> None:
     """
 
 
-_COMMANDS = (run, chat, embed, rerank, export, graph, mtp, shard, inspect, fit, tune, bench, evaluate, devices,
+_COMMANDS = (run, chat, embed, rerank, export, graph, mtp, eagle, shard, inspect, fit, tune, bench, evaluate, devices,
              families, mcp, models, pull, rm, serve, worker)  # fmt: skip
 for command in _COMMANDS:
     cli.add_command(command)

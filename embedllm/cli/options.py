@@ -187,7 +187,7 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
                      help="OpenVINO options: precision, rounding_group, kv, cache, prompt, reply; see "
                      "OpenVINOOptions. Repeatable."),
         click.option("--draft", type=click.Path(path_type=Path), metavar="FOLDER",
-                     help="Draft model for speculative decoding (same tokenizer), or FOLDER/mtp."),
+                     help="Draft model for speculative decoding (same tokenizer), or FOLDER/mtp, FOLDER/eagle."),
         click.option("--adapter", type=click.Path(path_type=Path), metavar="PATH",
                      help="LoRA adapter (PEFT format) to apply."),
         click.option("--cache-dir", type=click.Path(path_type=Path), metavar="FOLDER",

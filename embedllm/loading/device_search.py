@@ -30,12 +30,12 @@ def open_first(
     *,
     runtime: Callable[[Device], RuntimeOptions],
     adapters: Sequence[Adapter] | None,
-    gives_hidden: bool = False,
+    hidden_graph: str = "",
 ) -> tuple[Engine, MemoryEstimate, Package]:
     """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory.
 
     Also the package as it runs there: of a folder made by others a GPU may take another graph.
-    runtime: of the device that is about to be opened. gives_hidden: as open_engine() has it.
+    runtime: of the device that is about to be opened. hidden_graph: as open_engine() has it.
     Raises DeviceUnavailable, PackageError.
     """
     from embedllm.backends.devices import registry
@@ -60,7 +60,7 @@ def open_first(
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
-            engine = _open(suited, device, options, runtime(device), adapters, probes.variants, gives_hidden)
+            engine = _open(suited, device, options, runtime(device), adapters, probes.variants, hidden_graph)
             return engine, memory, suited
         except DeviceError as error:
             failure = _unavailable(device, error)
@@ -92,14 +92,14 @@ def _open(
     runtime: RuntimeOptions,
     adapters: Sequence[Adapter] | None,
     variants: Mapping[str, Sequence[str]],
-    gives_hidden: bool,
+    hidden_graph: str,
 ) -> Engine:
     from embedllm.backends.devices.registry import open_engine
 
     def open_it() -> Engine:
         return open_engine(package, device, runtime=runtime, exact=options.exact, kv=options.kv,
                            adapts=adapters is not None, openvino=options.openvino, variants=variants,
-                           gives_hidden=gives_hidden)  # fmt: skip
+                           hidden_graph=hidden_graph)  # fmt: skip
 
     # a GPU captures its steps: nothing else may allocate there meanwhile. Elsewhere a load holds no other model up
     return EngineLoop.of(device.name).call(open_it) if device.memory and options.threaded else open_it()

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def check_is_no_head(package: Package) -> None:
-    """Raises PackageError for a multi-token prediction head, which runs beside its target model only."""
+    """Raises PackageError for a draft head, which runs beside its target model only."""
     if _is_head(package):
         raise PackageError(
-            f"'{package.folder}' is a multi-token prediction head, which drafts for the model in the folder around it. "
+            f"'{package.folder}' is a head, which drafts for the model in the folder around it. "
             f"Load that one: embedllm.load('{package.folder.parent}', draft='{package.folder}')"
         )
 
 
 def _is_head(package: Package) -> bool:
-    return isinstance(package.architecture, Decoder) and package.architecture.mtp is not None
+    return isinstance(package.architecture, Decoder) and package.architecture.is_draft_head
 
 
 def head_of(package: Package, options: LoadOptions) -> Package | None:
-    """The multi-token prediction head that draft= names; None where it names a draft model, or nothing.
+    """The head (MTP, EAGLE-3) that draft= names; None where it names a draft model, or nothing.
 
     Raises PackageError for a folder that is damaged, ValueError for a head of another model and for options that it
     cannot be combined with.
@@ -49,11 +49,20 @@ def head_of(package: Package, options: LoadOptions) -> Package | None:
     if head.manifest.get("target_sha256") != package.stored.sha256:
         raise PackageError(
             f"'{head.folder}' was made for other weights than those of '{package.name}'. "
-            f"Write it again: embedllm mtp {package.folder} CHECKPOINT --replace"
+            f"Write it again: embedllm {head.folder.name} {package.folder} CHECKPOINT --replace"
         )
     if odd := [name for name in ("kv", "adapters") if getattr(options, name) is not None]:
-        raise ValueError(f"a multi-token prediction head is not combined with {' and '.join(odd)}; leave one out.")
+        raise ValueError(f"a head that drafts is not combined with {' and '.join(odd)}; leave one out.")
     return head
+
+
+def hidden_graph_of(head: Package | None) -> str:
+    """The variant of the target model's graph that gives what a head reads; empty without a head."""
+    from embedllm.package.graph_variants import EAGLE_HIDDEN, HIDDEN  # which reads packings by NumPy
+
+    if head is None:
+        return ""
+    return EAGLE_HIDDEN.name if head.decoder.eagle is not None else HIDDEN.name
 
 
 def check_draft(package: Package, tokenizer: ModelCodec, draft: Model) -> None:

@@ -14,7 +14,7 @@ from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES, PrefixCache, open_disk_store
 from embedllm.loading.device_search import open_first
-from embedllm.loading.draft import check_draft, check_is_no_head, head_of
+from embedllm.loading.draft import check_draft, check_is_no_head, head_of, hidden_graph_of
 from embedllm.loading.options import LoadOptions, same_parameters
 from embedllm.loading.resolve import find_package
 from embedllm.model.model import Model
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncio import Future
 
     from embedllm.backends.base import Engine
-    from embedllm.generation.speculation.mtp import HeadEngine, MtpDrafter
+    from embedllm.generation.speculation.draft_head import HeadDrafter, HeadEngine
     from embedllm.kv_cache.prefix_cache import BlockStore
     from embedllm.loading.options import OnProgress
     from embedllm.loading.tuning_record import Recalled
@@ -81,8 +81,8 @@ def load(
     (docs/guide-python.md#adapters); {} for a model that is given some later. On `cpu`, `openvino` and `reference`.
     openvino: choices for OpenVINO's devices, the NPU among them.
     draft: a draft model for speculative decoding (speculate= of Model.generate()), much smaller and with the same
-    vocabulary: a folder, opened on the same device, or a Model, which stays yours to close. Or FOLDER/mtp, the model's
-    own multi-token prediction head (docs/guide-python.md#multi-token-prediction-heads), on `cpu`.
+    vocabulary: a folder, opened on the same device, or a Model, which stays yours to close. Or a head of the
+    model itself, FOLDER/mtp or FOLDER/eagle (docs/guide-python.md#multi-token-prediction-heads), on `cpu`.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     parse_special: special tokens' texts in messages, tool results, tools and documents are read as these tokens. By
     default they are plain text, and only the chat template writes special tokens
@@ -203,9 +203,10 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         check_adaptable(package)
     tuning = _recall(package, options)
     head = head_of(package, options)
+    hidden_graph = hidden_graph_of(head)
     preferred = tuning.fastest or (package.external.prefers if package.external is not None else "")
     catalog = registry.DeviceCatalog(package, exact=options.exact, kv=options.kv, adapts=options.adapters is not None,
-                                     gives_hidden=head is not None)  # fmt: skip
+                                     hidden_graph=hidden_graph)  # fmt: skip
     search = selection.DeviceSearch(catalog.lookup, requested, fastest=preferred)
     disk = open_disk_store(options.cache_dir, prefix_cache=options.prefix_cache, budget_bytes=options.cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
@@ -222,7 +223,7 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         if head is None:
             draft = _open_draft(package, tokenizer, options, search.wish if preferred else options.device, opened)
         engine, memory, package = open_first(package, search, options, runtime=runtime, adapters=adapters,
-                                             gives_hidden=head is not None)  # fmt: skip
+                                             hidden_graph=hidden_graph)  # fmt: skip
         if head is not None:
             opened.callback(engine.close)
             draft = _open_head(head, engine, runtime(engine.device), options)
@@ -292,12 +293,12 @@ def _open_draft(
     return draft
 
 
-def _open_head(head: Package, engine: Engine, runtime: RuntimeOptions, options: LoadOptions) -> MtpDrafter:
+def _open_head(head: Package, engine: Engine, runtime: RuntimeOptions, options: LoadOptions) -> HeadDrafter:
     from embedllm.backends.devices import registry
-    from embedllm.generation.speculation.mtp import MtpDrafter
+    from embedllm.generation.speculation.draft_head import HeadDrafter
 
-    opened = registry.open_mtp(head, engine.device, runtime=runtime, exact=options.exact)
-    return MtpDrafter(cast("HeadEngine", opened), LoadedFiles(head.mapped_files), is_direct=not options.threaded)
+    opened = registry.open_draft_head(head, engine.device, runtime=runtime, exact=options.exact)
+    return HeadDrafter(cast("HeadEngine", opened), LoadedFiles(head.mapped_files), is_direct=not options.threaded)
 
 
 def _prefix_cache(

@@ -38,7 +38,7 @@ from embedllm.text.stream import text_after
 
 if TYPE_CHECKING:
     from embedllm.backends.base import MemoryEstimate
-    from embedllm.generation.speculation.mtp import MtpDrafter
+    from embedllm.generation.speculation.draft_head import HeadDrafter
     from embedllm.text.chat_template import JSON
     from embedllm.types import F32
 
@@ -58,7 +58,7 @@ class Model:
         defaults: Defaults,
         template: ChatTemplate | None = None,  # None: the folder's own
         grammars: Grammars | None = None,  # None: no response_format
-        draft: Model | MtpDrafter | None = None,
+        draft: Model | HeadDrafter | None = None,
         owns_draft: bool = False,
         memory: MemoryEstimate | None = None,
         prefix_cache: PrefixCache | None = None,  # None: no prefix cache

@@ -613,6 +613,21 @@ class MultiTokenPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle:
+    """What makes an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) of a decoder of one layer.
+
+    h is fc([hidden states of the target model behind `layers` of its layers]) of token t, or what this decoder's own
+    norm has read for the token before. Attention reads [attention_norm(embedding of token t + 1), hidden_norm(h)], side
+    by side, and is added to h. The embedding is the target model's; the head has rows for a part of its tokens.
+    """
+
+    layers: tuple[int, ...]  # of the target model: how many of its layers lie before each hidden state that fc reads
+    hidden_norm: Norm
+    fc: Linear  # [hidden, len(layers) * hidden]; the target model's graph multiplies by it
+    normed_residual: bool = False  # attention is added to hidden_norm(h)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """A whole model: embedding, layers, final norm, head."""
 
@@ -634,6 +649,7 @@ class Decoder:
     encoder: Encoder | None = None  # an embedding or reranker model, which has no logits: its head is its embedding
     vision: Vision | DynamicVision | None = None  # of a vision-language model
     mtp: MultiTokenPrediction | None = None  # a multi-token prediction head of another model
+    eagle: Eagle | None = None  # an EAGLE-3 head of another model
 
     @property
     def vocabulary(self) -> int:
@@ -653,6 +669,11 @@ class Decoder:
     def images_are_bidirectional(self) -> bool:
         """Whether the tokens of an image attend to one another in the decoder."""
         return isinstance(self.vision, Vision) and self.vision.bidirectional
+
+    @property
+    def is_draft_head(self) -> bool:
+        """Whether it reads hidden states of another model, for which it drafts."""
+        return self.mtp is not None or self.eagle is not None
 
     @property
     def tied(self) -> bool:

@@ -44,7 +44,7 @@ class GraphVariant:
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     mrope: bool = False  # and rotary tables are, of sequences whose positions images have moved (M-RoPE)
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
-    gives_hidden: bool = False  # hidden states are an output, for a multi-token prediction head
+    gives_hidden: bool = False  # hidden states are an output, for a draft head
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
     )
@@ -222,6 +222,9 @@ INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, chu
 # what a multi-token prediction head reads beside tokens, and the head itself: docs/guide-python.md#speculative-decoding
 HIDDEN = replace(FLOAT32, name="hidden-float32", file="model.hidden.onnx", gives_hidden=True)
 MTP = replace(FLOAT32, name="mtp-float32", file="model.mtp.onnx", gives_hidden=True, images=False, mrope=False)
+# the same of an EAGLE-3 head; the first multiplies by the head's `fc`
+EAGLE_HIDDEN = replace(HIDDEN, name="eagle-hidden-float32", file="model.eagle_hidden.onnx")
+EAGLE = replace(MTP, name="eagle-float32", file="model.eagle.onnx")
 # of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
 EXTERNAL = replace(FLOAT32, name="external-float32", file="model.external.onnx", recurrent=False)
 # of a vision encoder and projector: the CPU's, and those of GPUs
@@ -243,7 +246,7 @@ GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embed
 VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
-HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of MTP, output of both
+HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of draft heads, output of both
 HIDDEN_FROM = "hidden_from"  # input: the first position whose hidden state is wanted, as logits_from
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
 VISION_OPENVINO = "vision-openvino"  # the variant of a vision encoder's OpenVINO model

@@ -31,6 +31,7 @@ from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.recurrent_state import mixer_states
 
 ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
+DRAFT_TOKENS = "draft_tokens"  # of a draft head with fewer rows than there are tokens: the token of each, I32
 PATCHES = "vision.patches"  # the stored convolution of Vision.patches
 _CHANNELS = 3  # of an image
 
@@ -171,6 +172,8 @@ def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
         yield from (*decoder.altup_streams.projections, *decoder.altup_streams.unembed_projections)
     if decoder.mtp is not None:
         yield decoder.mtp.fc
+    if decoder.eagle is not None:
+        yield decoder.eagle.fc
 
 
 def norms(decoder: Decoder) -> Iterator[Norm]:
@@ -179,6 +182,7 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     bias = decoder.encoder and decoder.encoder.position_bias
     found += [bias.norm] if isinstance(bias, DisentangledAttention) else []
     found += [decoder.mtp.embedding_norm, decoder.mtp.hidden_norm] if decoder.mtp is not None else []
+    found += [decoder.eagle.hidden_norm] if decoder.eagle is not None else []
     for layer in decoder.layers:
         mixer = layer.attention
         inner = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.checkpoints.fused_experts import find_experts, has_no_suffix
 from embedllm.export.checkpoints.open_files import OpenFiles
@@ -20,7 +22,6 @@ from embedllm.files.safetensors_header import BYTES, Tensor, read_header
 from embedllm.hub.location import Location
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from embedllm.package.packing import Packed, Packing
@@ -114,6 +115,15 @@ class HuggingFaceSource:
         row_bytes = row_values * BYTES[tensor.dtype]
         raw = self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
         return to_float32(raw, tensor.dtype).reshape(stop - start, *row_shape)
+
+    def integers(self, name: str) -> NDArray[np.int64] | None:
+        """A vector of 64-bit integers; None where there is none of that name. Raises ExportError for another type."""
+        tensor = self._tensor(name)
+        if tensor is None:
+            return None
+        if tensor.dtype != "I64" or len(tensor.shape) != 1:
+            raise ExportError(f"tensor '{name}' is {tensor.dtype} {list(tensor.shape)}; expected a vector of I64.")
+        return np.frombuffer(self._read(tensor, 0, tensor.length), "<i8")
 
     def packing(self, name: str) -> Packing | None:
         """How a tensor is stored so that nothing is lost; None for floats. Raises ExportError where it cannot be."""

@@ -31,6 +31,7 @@ from embedllm.package.architecture import (
     AltUp,
     Attention,
     Decoder,
+    Eagle,
     Laurel,
     Layer,
     Mamba2,
@@ -57,11 +58,14 @@ def build(
     packing: Mapping[str, Packing],
     variant: GraphVariant,
     kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = (),
+    *,
+    read_by: Eagle | None = None,
 ) -> onnx.ModelProto:
     """The graph of a whole model.
 
     packing: by the name of the matrix. kv_scales: by layer, what one step of a cached key and of a value stands for,
     [kv heads, D]; for a variant with kv_bits. Two values of 4 bits share a byte: past and present then end with D/2.
+    read_by: the head whose `fc` gives the hidden states of a variant that has them; None: the model's own.
     Inputs: input_ids [B, T], attention_mask [B, past + T], past_key_values.N.key and .value [B, kv heads, past, D],
     logits_from [1]. Outputs: logits [B, T', V], present.N.key and .value. Of a recurrent layer N, past_KIND.N and
     present_KIND.N in place of keys and values: [B, as embedllm/package/recurrent_state.py says].
@@ -71,7 +75,7 @@ def build(
     """
     offsets = {name: placed.offset for name, placed in layout.placed.items()}
     floats = float_spans(decoder, offsets) if variant.float_matrices else {}
-    return _Emitter(Graph(layout, variant.activations, floats), packing, variant, kv_scales).model(decoder)
+    return _Emitter(Graph(layout, variant.activations, floats), packing, variant, kv_scales, read_by).model(decoder)
 
 
 class _Emitter:
@@ -83,10 +87,13 @@ class _Emitter:
         packing: Mapping[str, Packing],
         variant: GraphVariant,
         kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
+        read_by: Eagle | None,
     ) -> None:
         self.graph = graph
         self.variant = variant
         self.kv_scales = kv_scales
+        self.read_by = read_by
+        self.streams: list[str] = []  # in front of each layer, [B, T, hidden]
         self.products = Products(graph, packing, variant)
         self.norms = Norms(graph)
         self.mlps = Mlps(self.products)
@@ -116,6 +123,9 @@ class _Emitter:
             hidden = self.altup_streams.begun(decoder.altup_streams, hidden)
         for index, layer in enumerate(decoder.layers):
             graph.scope = f"layers.{index}"
+            if decoder.eagle is not None:
+                hidden, residual = self.eagle_layer(decoder.eagle, layer, hidden, attentions)
+                continue
             is_last = index == len(decoder.layers) - 1
             if layer.altup is not None:
                 hidden = self.altup_layer(index, layer, layer.altup, hidden, attentions, per_layer_inputs)
@@ -133,9 +143,11 @@ class _Emitter:
         graph.scope = "head"
         if decoder.altup_streams is not None:
             hidden = self.altup_streams.ended(decoder.altup_streams, hidden)
-        normed, _ = self.norms.stream(hidden, residual, decoder.norm, "norm")
+        normed, stream = self.norms.stream(hidden, residual, decoder.norm, "norm")
         if self.variant.gives_hidden:
-            graph.node("Identity", [normed], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
+            states = self.read_states(self.read_by) if self.read_by is not None else normed
+            states = stream if decoder.eagle is not None else states
+            graph.node("Identity", [states], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
             normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
         self.head(decoder, normed)
         return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant))
@@ -158,6 +170,24 @@ class _Emitter:
         parts = [self.norms.plain(x, mtp.embedding_norm, "embedding_norm"),
                  self.norms.plain(HIDDEN_STATES, mtp.hidden_norm, "hidden_norm")]  # fmt: skip
         return self.products.linear(graph.op("Concat", parts, "both", axis=-1), [mtp.fc], "fc")
+
+    def eagle_layer(self, eagle: Eagle, layer: Layer, x: str, attentions: Attentions) -> tuple[str, str]:
+        """layer() of an EAGLE-3 head, of the embeddings x of the tokens that follow the hidden ones."""
+        assert layer.attention_norm is not None  # as describe_head has it
+        normed = self.norms.plain(HIDDEN_STATES, eagle.hidden_norm, "hidden_norm")
+        parts = [self.norms.plain(x, layer.attention_norm, "attention_norm"), normed]
+        both = self.graph.op("Concat", parts, "both", axis=-1)
+        residual = normed if eagle.normed_residual else HIDDEN_STATES
+        return self.mixed(0, layer, both, residual, attentions, is_last=True)
+
+    def read_states(self, eagle: Eagle) -> str:
+        """What an EAGLE-3 head reads of this model, of the positions whose hidden states are asked for."""
+        graph = self.graph
+        graph.scope = "eagle"
+        parts = [self.select_positions(self.streams[layer], f"streams.{at}") for at, layer in enumerate(eagle.layers)]
+        states = self.products.linear(graph.op("Concat", parts, "streams", axis=-1), [eagle.fc], "fc")
+        graph.scope = "head"
+        return states
 
     def with_images(self, decoder: Decoder, x: str) -> str:
         """The rows x [B, T, hidden], those of images in their places; none by default."""
@@ -235,6 +265,13 @@ class _Emitter:
     ) -> tuple[str, str]:
         """What is to be added to the stream behind a layer, and the stream.  hidden, residual: those in front of it."""
         normed, residual = self.norms.stream(hidden, residual, layer.attention_norm, "attention_norm")
+        self.streams.append(residual)
+        return self.mixed(index, layer, normed, residual, attentions, is_last=is_last)
+
+    def mixed(
+        self, index: int, layer: Layer, normed: str, residual: str, attentions: Attentions, *, is_last: bool
+    ) -> tuple[str, str]:
+        """layer() behind its first norm."""
         mixer = layer.attention
         if isinstance(mixer, Attention):
             context = attentions.attend(index, mixer, normed)
@@ -380,10 +417,10 @@ def _signature(
         if decoder.rope.mrope is not None:  # the rows of a sequence's tokens, by their places
             rope_shape = ["places", decoder.rope.rotary_dim // 2]
             selector += [_info(name, TensorProto.FLOAT, rope_shape) for name in ROPE_TABLES]
-    outputs = [_info("logits", kind, ["batch", logits_count, decoder.vocabulary])]
+    outputs = [_info("logits", kind, ["batch", logits_count, decoder.head.rows])]
     if variant.gives_hidden:
         outputs.append(_info(LAST_HIDDEN_STATE, kind, ["batch", "hidden_rows", decoder.hidden]))
-    if decoder.mtp is not None:
+    if decoder.is_draft_head:
         inputs.append(_info(HIDDEN_STATES, kind, ["batch", "tokens", decoder.hidden]))
     for number, attention in enumerate(decoder.kv_attentions):
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):

@@ -137,10 +137,20 @@ def _small(decoder: Decoder, packing: Mapping[str, Packing]) -> list[Entry]:
     """Norms, biases, routers and rotary tables: float32, as small things cost nothing to keep exact; and orders."""
     entries = [Entry(vector.name, "F32", (vector.size,)) for vector in vectors(decoder)]
     entries += [Entry(f"{m.name}.weight", "F32", (m.rows, m.columns)) for m in small_matrices(decoder)]
-    for number, rope in enumerate(decoder.ropes):
-        shape = decoder.context, rope.rotary_dim // 2
-        entries += [Entry(rope_name(number, part), "F32", shape) for part in ("cos", "sin")]
-    return [*entries, *(Entry(f"{m.name}.order", "I32", (m.columns,)) for m in with_orders(decoder, packing))]
+    return [
+        *entries,
+        *rope_entries(decoder),
+        *(Entry(f"{m.name}.order", "I32", (m.columns,)) for m in with_orders(decoder, packing)),
+    ]
+
+
+def rope_entries(decoder: Decoder) -> list[Entry]:
+    """The rotary tables."""
+    return [
+        Entry(rope_name(number, part), "F32", (decoder.context, rope.rotary_dim // 2))
+        for number, rope in enumerate(decoder.ropes)
+        for part in ("cos", "sin")
+    ]
 
 
 def blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:

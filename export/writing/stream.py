@@ -129,12 +129,7 @@ def write_floats(source: Source, decoder: Decoder, write: Write) -> None:
 def _write_small(source: Source, plan: Plan, write: Write) -> None:
     decoder = plan.decoder
     write_floats(source, decoder, write)
-    for number, rotary in enumerate(decoder.ropes):
-        step = max(1, _PIECE // rotary.rotary_dim)
-        for index, part in enumerate(("cos", "sin")):
-            for start in range(0, decoder.context, step):
-                table = rope.tables(rotary, min(start + step, decoder.context), start)[index]
-                write(rope_name(number, part), table)
+    write_rope(decoder, write)
     for linear in with_orders(decoder, plan.packing):
         assert isinstance(source, OrderedSource), "the plan has it from there"
         order = source.order(f"{linear.source}.weight")
@@ -142,6 +137,16 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
         write(f"{linear.name}.order", order)
     for name, data in plan.constants.items():
         write(name, np.frombuffer(data, np.uint8))
+
+
+def write_rope(decoder: Decoder, write: Write) -> None:
+    """The rotary tables."""
+    for number, rotary in enumerate(decoder.ropes):
+        step = max(1, _PIECE // rotary.rotary_dim)
+        for index, part in enumerate(("cos", "sin")):
+            for start in range(0, decoder.context, step):
+                table = rope.tables(rotary, min(start + step, decoder.context), start)[index]
+                write(rope_name(number, part), table)
 
 
 def rounded(

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm import Model, Sampling
-from embedllm.backends.ort.mtp import MtpSession
+from embedllm.backends.ort.draft_head import DraftHeadSession
 from embedllm.cancel import Cancel
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable, ExportError, PackageError
 from embedllm.export import Recipe, convert
 from embedllm.export.mtp import add_mtp
-from embedllm.generation.speculation.mtp import MtpDrafter
+from embedllm.generation.speculation.draft_head import HeadDrafter
 from embedllm.package.package import WEIGHTS, open_package
 from tests.support.mtp_heads import add_head, torch_logits
 from tests.support.tiny import tiny_checkpoint
@@ -61,14 +61,14 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedllm.generation.speculation.speculator.Speculator._worth", worth)
 
 
-def opened_head(llm: Model, fed: list[int]) -> tuple[MtpSession, object]:
+def opened_head(llm: Model, fed: list[int]) -> tuple[DraftHeadSession, object]:
     """A head's session beside a sequence that has read these tokens."""
     drafter = llm.runner.draft
-    assert isinstance(drafter, MtpDrafter)
+    assert isinstance(drafter, HeadDrafter)
     target = llm.runner.engine.open()
     target.feed(fed)
     head = drafter._engine.open()  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(head, MtpSession)
+    assert isinstance(head, DraftHeadSession)
     head.follow(target)
     return head, target
 
@@ -182,7 +182,7 @@ def test_a_head_is_refused_where_it_does_not_belong(package: Path, checkpoint: P
     head = package / "mtp"
     with pytest.raises(PackageError, match="drafts for the model in the folder around it"):
         embedllm.load(head, device="cpu")
-    with pytest.raises(DeviceUnavailable, match="no multi-token prediction heads"):
+    with pytest.raises(DeviceUnavailable, match="no heads that draft"):
         embedllm.load(package, device="reference", draft=head)
     with pytest.raises(ValueError, match="not combined with adapters"):
         embedllm.load(package, device="cpu", draft=head, adapters={})

@@ -40,13 +40,32 @@ class DraftSequence(Feedable, Protocol):
 class Draft:
     """A draft model's sequence, synchronized with the target model's."""
 
-    def __init__(self, sequence: DraftSequence, prompt: Iterable[int], *, context: int, chunk: int) -> None:
-        """context: the most tokens that it holds. chunk: tokens per feed."""
+    def __init__(
+        self,
+        sequence: DraftSequence,
+        prompt: Iterable[int],
+        *,
+        context: int,
+        chunk: int,
+        vocabulary: Sequence[int] | None = None,
+    ) -> None:
+        """context: the most tokens that it holds. chunk: tokens per feed.
+
+        vocabulary: the token that each of its logits is of; None: all tokens, in their order.
+        """
         self.sequence = sequence
         self.tokens = list(prompt)
         self.context = context
         self._chunk = chunk
+        self._vocabulary = vocabulary
         self._agreed = 0  # tokens that are surely held
+
+    def best(self, logits: Logits) -> tuple[int, float]:
+        """The likeliest token, and its probability among those that there are logits of."""
+        best = logits.top(1)
+        place = best.tokens[0]
+        share = math.exp(best.logits[0] - logits.logsumexp())
+        return (place if self._vocabulary is None else self._vocabulary[place]), share
 
     def pieces(self) -> list[list[int]]:
         """Rewinds rejected draft tokens; the tokens to feed to catch up with the last token."""
@@ -193,9 +212,8 @@ class Speculator:
                 self._clock(len(piece), time.perf_counter() - started_s)
                 logits = rows[-1]
             assert logits is not None  # there is a piece
-            best = logits.top(1)
-            share = math.exp(best.logits[0] - logits.logsumexp())
-            draft_token, kind = best.tokens[0], min(int(share * _FIFTHS), _FIFTHS - 1)
+            draft_token, share = draft.best(logits)
+            kind = min(int(share * _FIFTHS), _FIFTHS - 1)
             self._pending.append((draft_token, kind))
             reach *= self._experience.confidences.of(kind)
             if found and reach < costs.of(len(found) + 2) - costs.of(len(found) + 1):

@@ -1,4 +1,4 @@
-"""A multi-token prediction head (MTP) in ONNX Runtime: drafts from the hidden states of the target model's sequence.
+"""A head (MTP, EAGLE-3) in ONNX Runtime: drafts from the hidden states of the target model's sequence.
 
 The head has a KV cache of its own, of the tokens whose hidden states were there to be read. It may begin anywhere in a
 sequence: its attention knows distances only, and what it drafts is verified.
@@ -14,6 +14,8 @@ import numpy as np
 from embedllm.backends.base import GivesHidden
 from embedllm.backends.checks import check_rewind
 from embedllm.backends.ort.engine import OrtEngine
+from embedllm.files.safetensors_header import read_header
+from embedllm.package.tensors import DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device, Session
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _CAUGHT_UP = 32
 
 
-class MtpEngine:
+class DraftHeadEngine:
     """A head. It is an engine so that its sequences are fed as those of a draft model are."""
 
     def __init__(self, package: Package, graph: Graph, device: Device, *, runtime: RuntimeOptions, exact: bool) -> None:
@@ -38,16 +40,25 @@ class MtpEngine:
         self.device = device
         self.context = self.chunk = self._engine.context  # one feed: tokens without a hidden state are passed over
         self.remedy = self._engine.remedy
+        self.tokens = _draft_tokens(package)
 
-    def open(self, capacity: int = 0) -> MtpSession:
+    def open(self, capacity: int = 0) -> DraftHeadSession:
         """A session that follows none yet; room is taken as it is needed."""
-        return MtpSession(self._engine)
+        return DraftHeadSession(self._engine)
 
     def close(self) -> None:
         self._engine.close()
 
 
-class MtpSession:
+def _draft_tokens(package: Package) -> tuple[int, ...] | None:
+    """The token that each row of a head's matrix is of; None where all tokens have one."""
+    tensor = read_header(package.weights).tensors.get(DRAFT_TOKENS)
+    if tensor is None:
+        return None
+    return tuple(np.fromfile(tensor.file, np.dtype("<i4"), tensor.shape[0], offset=tensor.offset).tolist())
+
+
+class DraftHeadSession:
     """Drafts for the sequence that it follows. Holds its tokens; of those that it can, their KV."""
 
     def __init__(self, engine: OrtEngine) -> None:
@@ -61,7 +72,7 @@ class MtpSession:
     def follow(self, session: Session) -> None:
         """Reads the hidden states of that session from now on. ValueError where it keeps none."""
         if not isinstance(session, GivesHidden) or session.hidden is None:
-            raise ValueError("a multi-token prediction head needs a session that keeps hidden states.")
+            raise ValueError("a head that drafts needs a session that keeps hidden states.")
         self._followed = session
 
     @property

@@ -1,4 +1,4 @@
-"""Drafts by a multi-token prediction head (MTP), which reads the hidden states of the target model's sequence."""
+"""Drafts by a head (MTP, EAGLE-3) that reads the hidden states of the target model's sequence."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ class FollowingSession(Session, Protocol):
 class HeadEngine(Engine, Protocol):
     """A head as an engine."""
 
+    tokens: Sequence[int] | None  # of each of its logits, where they are of fewer tokens than there are
+
     def open(self, capacity: int = 0) -> FollowingSession: ...
 
 
-class MtpDrafter:
+class HeadDrafter:
     """A head and its sequences: one for each request that runs."""
 
     def __init__(self, engine: HeadEngine, loaded: LoadedFiles, *, is_direct: bool = False) -> None:
@@ -49,7 +51,8 @@ class MtpDrafter:
         sequence = self._loop.call(lambda: self._opened(target))
         try:
             with sequence.interruptible(cancel):
-                yield Draft(sequence, prompt, context=self._engine.context, chunk=self._engine.chunk)
+                yield Draft(sequence, prompt, context=self._engine.context, chunk=self._engine.chunk,
+                            vocabulary=self._engine.tokens)  # fmt: skip
         finally:
             self._loop.call(sequence.close)
 
