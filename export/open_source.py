@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.gguf.source import SUFFIX, GgufSource
 from embedllm.hub.location import Location, locate
@@ -12,15 +13,21 @@ from embedllm.hub.location import Location, locate
 Checkpoint = HuggingFaceSource | GgufSource
 
 
-def open_source(source: str | Path | Location, revision: str | None = None) -> tuple[Location, Checkpoint]:
+def open_source(
+    source: str | Path | Location, revision: str | None = None, mmproj: Path | bool = True
+) -> tuple[Location, Checkpoint]:
     """The place of a source's small files, and the source, which is the caller's to close.
 
-    revision: as locate() has it. Raises ExportError, UnsupportedModel.
+    revision: as locate() has it. mmproj: as GgufSource has it. Raises ExportError, UnsupportedModel.
     """
     if not isinstance(source, Location):
         path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
         if path.suffix.lower() == SUFFIX and os.path.isfile(path):  # noqa: PTH113  # as does is_file for a long name
-            reader = GgufSource(path)
+            reader = GgufSource(path, mmproj)
             return reader.location, reader
+    if isinstance(mmproj, Path):
+        raise ExportError(
+            f"'{source}' is no GGUF file; an mmproj file goes with one. A checkpoint has its own encoder."
+        )
     location = locate(source, revision)
     return location, HuggingFaceSource(location)

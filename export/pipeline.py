@@ -57,6 +57,7 @@ def convert(
     lora: str | Path | None = None,
     calibration: str | Path | None = None,
     importance: str | Path | None = None,
+    mmproj: str | Path | bool = True,
     replace: bool = False,
     verify: bool = False,
     openvino_tokenizer: bool = False,
@@ -76,6 +77,8 @@ def convert(
     text like what the model will read: .jsonl with documents, {"text": ...} a line, or anything else as one document.
     None: a built-in text, for "gptq" and "awq+gptq" one that the model draws by itself.
     importance: for the method "weighted", in place of a text: what llama-imatrix of llama.cpp wrote, as GGUF.
+    mmproj: the GGUF file with the vision encoder of a model in GGUF; True: the one that lies beside it, if there is;
+    False: text only (docs/guide-gguf.md#images).
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
@@ -93,6 +96,7 @@ def convert(
         lora=None if lora is None else Path(lora),
         calibration=None if calibration is None else Path(calibration),
         importance=None if importance is None else Path(importance),
+        mmproj=mmproj if isinstance(mmproj, bool) else Path(mmproj),
         replace=replace,
         verify=verify,
         openvino_tokenizer=openvino_tokenizer,
@@ -101,7 +105,7 @@ def convert(
     )
     if exporter == "optimum":
         return convert_with_optimum(source, out, recipe, revision=revision, replace=replace, on_progress=on_progress)
-    location, reader = open_source(source, revision)
+    location, reader = open_source(source, revision, request.mmproj)
     try:
         export = _decided(request, location, reader)
         with atomic_folder(request.out, export.disk_bytes) as partial:

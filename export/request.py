@@ -33,6 +33,7 @@ class ExportRequest:
     lora: Path | None = None
     calibration: Path | None = None
     importance: Path | None = None
+    mmproj: Path | bool = True
     replace: bool = False
     verify: bool = False
     openvino_tokenizer: bool = False
@@ -43,7 +44,9 @@ class ExportRequest:
         if self.exporter not in EXPORTERS:
             raise ValueError(f"exporter is {self.exporter!r}; expected {' or '.join(map(repr, EXPORTERS))}.")
         if self.exporter == "optimum":
-            if unusable := [name for name, value in {**self.options, "task": self.task}.items() if value]:
+            encoder = None if isinstance(self.mmproj, bool) else self.mmproj
+            given = {**self.options, "task": self.task, "mmproj": encoder}
+            if unusable := [name for name, value in given.items() if value]:
                 raise ExportError(f"{', '.join(unusable)}: not with the exporter 'optimum'. Leave it out.")
             return
         check_place(self.out, self.replace)

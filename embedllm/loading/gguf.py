@@ -30,11 +30,12 @@ def model_name(file: PurePath) -> str:
 
 
 def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> Path:
-    """The package folder of a model in GGUF, whose parts lie beside each other.
+    """The package folder of a model in GGUF, whose parts, and vision encoder if it has one, lie beside each other.
 
     The first time all of it is read to be hashed, and exported by the default options unless it is kept under that
     hash; later its size and times tell that it is the same. Raises ExportError, UnsupportedModel, EmbedError.
     """
+    from embedllm.export.gguf.mmproj import beside
     from embedllm.export.gguf.reader import part_files
     from embedllm.loading.content_hash import content_hash
     from embedllm.loading.export_cache import cached_export
@@ -43,7 +44,8 @@ def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = 
     if not first.is_file():
         raise ExportError(f"there is no file '{first}'; expected a model in GGUF.")
     files = part_files(first)
-    digest = content_hash(files, "gguf", on_progress)
+    # with all that may be its vision encoder: the export finds out which one is
+    digest = content_hash([*files, *beside(files)], "gguf", on_progress)
 
     def make(out: Path) -> None:
         from embedllm.export import convert

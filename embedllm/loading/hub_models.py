@@ -132,7 +132,8 @@ def _export_gguf(repository: Repository, files: Sequence[str], on_progress: OnPr
 
         # an export of packed weights can take more, of floats it takes less: when the types are known it looks again
         _check_room(repository, files, sum(repository.files[file].bytes or 0 for file in files))
-        convert(repository.fetch(files, on_progress) / files[0], out, on_progress=on_progress)
+        file = repository.fetch(files, on_progress) / files[0]
+        convert(file, out, mmproj=False, on_progress=on_progress)  # what else lies there is not in the key
 
     _, key = _kept_as(repository)
     return cached_export(model_name(PurePosixPath(files[0])), {**key, "file": files[0]}, make)

@@ -364,4 +364,5 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("mamba", "mamba2", "plamo2", "jamba"), "it has layers of a state space model (Mamba)"),
     **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "it has layers of RWKV"),
     **dict.fromkeys(("t5", "t5encoder"), "it has relative position biases"),
+    "clip": "it is the vision encoder of a model; export the text model's file, with --mmproj and the name of this one",
 }  # fmt: skip

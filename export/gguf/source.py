@@ -13,10 +13,13 @@ from embedllm.export.checkpoints.open_files import OpenFiles
 from embedllm.export.gguf.config import config_of, mtp_layers
 from embedllm.export.gguf.encoders import sentences_of, task_of
 from embedllm.export.gguf.metadata_files import write_texts
+from embedllm.export.gguf.mmproj import Mmproj, find_mmproj, open_mmproj
 from embedllm.export.gguf.reader import GgufModel, read_model
 from embedllm.export.gguf.rope import ROTATIONS
 from embedllm.export.gguf.tensor_names import tensor_locations
+from embedllm.export.gguf.tensor_names_vision import vision_locations, with_own_order
 from embedllm.export.gguf.tensors import GgufTensors
+from embedllm.files.atomic import write_json
 from embedllm.hub.location import Location
 from embedllm.package.architecture import Attention, Linear, Norm, Origin
 
@@ -32,12 +35,17 @@ class GgufSource:
     """A model's metadata as a checkpoint has it; tensors() gives its weights.
 
     folder: what the file says of tokens and chats, in small files that are gone when this is closed.
+    mmproj: the file of the model's vision encoder; True: the one beside it, if there is; False: text only.
     Raises ExportError, UnsupportedModel.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mmproj: Path | bool = True) -> None:
         self._model: GgufModel = read_model(path)
         self.config, self._family = config_of(self._model)
+        self._mtp_layers = mtp_layers(self.config)
+        seen = _mmproj_of(self._model, mmproj)
+        if seen is not None:
+            self.config, self._model = seen.config(self.config), seen.joined()
         self.folders: tuple[str, ...] = ()  # of sentence-transformers: there are none
         self.task = task_of(self._model, self._family)
         self.sentences = sentences_of(self._model) if self.task == "embed" else None
@@ -46,6 +54,8 @@ class GgufSource:
         self.folder = Path(self._texts.name)
         try:
             write_texts(self._model, self.folder)
+            if seen is not None:
+                write_json(self.folder / "preprocessor_config.json", seen.processor)
         except BaseException:
             self._texts.cleanup()
             raise
@@ -59,17 +69,22 @@ class GgufSource:
 
         Raises UnsupportedModel where the files hold more than it has.
         """
-        decoder = unfused(decoder)
+        described, decoder = decoder, unfused(decoder)
         locations = tensor_locations(decoder, self._family, self._model.tensors)
-        read = {location.tensor for location in locations.values()} | ROTATIONS
+        if decoder.vision is not None and described.vision is not None:
+            vision = with_own_order(decoder.vision, described.vision)
+            locations |= vision_locations(vision, self._model.tensors)
+            decoder = dataclasses.replace(decoder, vision=vision)
+        read = {name for location in locations.values() for name in location.names} | ROTATIONS
         if decoder.encoder is not None:
             read.add(_HEAD)
-        skipped = (*(f"blk.{number}." for number in mtp_layers(self.config)), *_unused_keys(decoder))
+        skipped = (*(f"blk.{number}." for number in self._mtp_layers), *_unused_keys(decoder))
         unread = {name for name in self._model.tensors if name not in read and not name.startswith(skipped)}
         if unread:
+            name = min(unread)
             raise UnsupportedModel(
-                f"'{self._model.path}' has a tensor '{min(unread)}' that is of no part of a '{decoder.model_type}' as "
-                "its metadata describes it. Try the checkpoint that the file was made from.",
+                f"'{self._model.tensors[name].file}' has a tensor '{name}' that is of no part of a "
+                f"'{decoder.model_type}' as its metadata describes it. Try the checkpoint that the file was made from.",
                 model_type=decoder.model_type,
             )
         return decoder, GgufTensors(self._model, self._files, locations)
@@ -77,6 +92,12 @@ class GgufSource:
     def close(self) -> None:
         self._files.close()
         self._texts.cleanup()
+
+
+def _mmproj_of(model: GgufModel, mmproj: Path | bool) -> Mmproj | None:
+    if isinstance(mmproj, bool):
+        return find_mmproj(model) if mmproj else None
+    return open_mmproj(mmproj, model)
 
 
 def _unused_keys(decoder: Decoder) -> Iterator[str]:

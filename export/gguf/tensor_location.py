@@ -58,7 +58,15 @@ class Flat:
     """A matrix that stands for a vector of all its values."""
 
 
-Order = Flat | RowRange | PermutedRows | PermutedColumns | Transposed | SingleRow
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Several tensors of one shape, of each of which `run` rows come in turn."""
+
+    tensors: tuple[str, ...]
+    run: int
+
+
+Order = Flat | InTurn | RowRange | PermutedRows | PermutedColumns | Transposed | SingleRow
 ALL_ROWS = RowRange()
 
 
@@ -69,6 +77,11 @@ class TensorLocation:
     tensor: str
     order: Order = ALL_ROWS
     transform: Callable[[F32], F32] | None = None  # of each value; raises ValueError for one that cannot be
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors that are read for it."""
+        return self.order.tensors if isinstance(self.order, InTurn) else (self.tensor,)
 
     def size(self, shape: tuple[int, ...]) -> tuple[int, int | None]:
         """Rows and columns in the file; for a vector, each value is a row and the columns are None."""
@@ -82,7 +95,8 @@ class TensorLocation:
             return (shape[0] * shape[2], shape[1]) if is_stack else (0, None)
         if len(shape) == 1 or self.tensor.endswith(".bias"):  # biases of all experts are one tensor
             return count, None
-        return math.prod(shape[:-1]), shape[-1]
+        each = len(self.order.tensors) if isinstance(self.order, InTurn) else 1
+        return math.prod(shape[:-1]) * each, shape[-1]
 
     def row_window(self, rows: int) -> tuple[int, int]:
         """How many rows the checkpoint has, and the end of those in a file of that many."""

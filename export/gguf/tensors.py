@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.open_files import OpenFiles
 from embedllm.export.gguf.reader import GgufModel, Placed
-from embedllm.export.gguf.tensor_location import PermutedColumns, TensorLocation, Transposed
+from embedllm.export.gguf.tensor_location import InTurn, PermutedColumns, TensorLocation, Transposed
 from embedllm.export.gguf.types import READ, TYPES, floats, packed, packing_of
 from embedllm.package.packing import Packed, Packing, ordered
 
@@ -31,6 +34,9 @@ class GgufTensors:
         All dimensions of the tensor but the last count as one.
         """
         location, tensor = self._find(name)
+        if isinstance(location.order, InTurn):
+            for other in location.names:
+                self._check_alike(other, tensor, location.order.run)
         rows, width = location.size(tensor.shape)
         found, end = location.row_window(rows)
         if end > rows or shape != ((found,) if width is None else (found, width)):
@@ -54,6 +60,8 @@ class GgufTensors:
         location, tensor = self._find(name)
         if isinstance(location.order, Transposed):
             return self._transposed(tensor, start, stop)
+        if isinstance(location.order, InTurn):
+            return self._in_turn(location.order, tensor)[start:stop]
         _, width = location.size(tensor.shape)
         first, last, order = location.file_rows(start, stop)
         values = self._floats(tensor, width, first, last)
@@ -105,6 +113,22 @@ class GgufTensors:
         first, last = start // each, -(-stop // each)
         parts = self._floats(tensor, each, first * columns, last * columns).reshape(last - first, columns, each)
         return parts.swapaxes(1, 2).reshape(-1, columns)[start - first * each : stop - first * each]
+
+    def _check_alike(self, name: str, tensor: Placed, run: int) -> None:
+        """Raises ExportError unless a tensor is like another one whose runs of rows it takes turns with."""
+        other = self._model.tensors.get(name)
+        if other is None or (other.shape, other.type) != (tensor.shape, tensor.type) or tensor.shape[-2:-1] != (run,):
+            found = "not there" if other is None else f"{TYPES[other.type].name} {list(other.shape)}"
+            raise ExportError(
+                f"'{tensor.file}': tensor '{name}' is {found}; expected one like {TYPES[tensor.type].name} "
+                f"{list(tensor.shape)}, with {run} rows beside each other."
+            )
+
+    def _in_turn(self, order: InTurn, tensor: Placed) -> F32:
+        """All rows of tensors that take turns."""
+        width, rows = tensor.shape[-1], math.prod(tensor.shape[:-1])
+        parts = [self._floats(self._model.tensors[name], width, 0, rows) for name in order.tensors]
+        return np.stack([part.reshape(-1, order.run, width) for part in parts], axis=1).reshape(-1, width)
 
     def _floats(self, tensor: Placed, width: int | None, start: int, stop: int) -> F32:
         raw = self._raw(tensor, width, start, stop)

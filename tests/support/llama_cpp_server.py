@@ -11,12 +11,17 @@ import pytest
 
 
 class LlamaCpp:
-    """Answers as long as it is held. pooling: of a model that embeds texts, as xllamacpp calls it; empty: none."""
+    """Answers as long as it is held.
 
-    def __init__(self, file: Path, *, pooling: str = "") -> None:
+    pooling: of a model that embeds texts, as xllamacpp calls it; empty: none. mmproj: the file of its vision encoder.
+    """
+
+    def __init__(self, file: Path, *, pooling: str = "", mmproj: Path | None = None, context: int = 128) -> None:
         xllamacpp: Any = pytest.importorskip("xllamacpp")
         options = xllamacpp.CommonParams()
-        options.model.path, options.n_ctx, options.n_parallel, options.warmup = str(file), 128, 1, False
+        options.model.path, options.n_ctx, options.n_parallel, options.warmup = str(file), context, 1, False
+        if mmproj is not None:
+            options.mmproj.path, options.mmproj_use_gpu = str(mmproj), False
         if pooling:
             options.embedding = True
             options.pooling_type = getattr(xllamacpp.llama_pooling_type, f"LLAMA_POOLING_TYPE_{pooling}")
@@ -27,3 +32,9 @@ class LlamaCpp:
         request = Request(f"{self._server.listening_address}/{path}", json.dumps(body).encode(), kinds)
         with urlopen(request) as reply:
             return json.load(reply)
+
+    @property
+    def image_marker(self) -> str:
+        """What stands for an image in a prompt."""
+        with urlopen(f"{self._server.listening_address}/props") as reply:
+            return json.load(reply)["media_marker"]

@@ -63,7 +63,8 @@ def vision_checkpoint(folder: Path) -> Path:
 
 def gemma_checkpoint(folder: Path, window: int) -> Path:
     """A random Gemma 3 with the names of published checkpoints, as vision_checkpoint(). window: in tokens."""
-    text = {**GEMMA3, "eos_token_id": None, "max_position_embeddings": 512, "sliding_window": window}
+    text = {**GEMMA3, "eos_token_id": None, "max_position_embeddings": 512, "sliding_window": window,
+            "rms_norm_eps": 1e-6}  # fmt: skip
     config = {"model_type": "gemma3", "text_config": text, "vision_config": SIGLIP, "mm_tokens_per_image": TILE_TOKENS,
               "image_token_index": IMAGE_TOKEN}  # fmt: skip
     tensors = RandomSource(describe(Config(config))).tensors

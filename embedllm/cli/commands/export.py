@@ -68,6 +68,9 @@ _NPU_LEAST = 64
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of a Hugging Face repository.")
 @click.option("--lora", type=click.Path(path_type=Path), metavar="PATH",
               help="LoRA adapter (PEFT format) to merge into the weights before quantization.")  # fmt: skip
+@click.option("--mmproj", type=click.Path(path_type=Path), metavar="FILE",
+              help="GGUF file with the vision encoder of a GGUF model. Default: the mmproj file beside.")  # fmt: skip
+@click.option("--no-mmproj", is_flag=True, help="Export a GGUF model as text only.")
 @click.option("--exact", is_flag=True, help="Float activations in every matmul: slower decoding.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
 @click.option("--openvino-tokenizer", is_flag=True, help="Also write the tokenizer files of openvino-genai.")
@@ -97,6 +100,8 @@ def export(
     task: str | None,
     revision: str | None,
     lora: Path | None,
+    mmproj: Path | None,
+    no_mmproj: bool,
     exact: bool,
     verify: bool,
     openvino_tokenizer: bool,
@@ -111,6 +116,8 @@ def export(
     which is downloaded. OUT is written atomically: after an error or Ctrl-C it is unchanged.
     """
     _check_target(target, group, asymmetric=asymmetric)
+    if mmproj is not None and no_mmproj:
+        raise click.UsageError("--mmproj and --no-mmproj are mutually exclusive.")
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
     from embedllm.export import Recipe, convert
@@ -148,6 +155,7 @@ def export(
                 lora=lora,
                 calibration=calibrate,
                 importance=importance,
+                mmproj=mmproj or not no_mmproj,
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,

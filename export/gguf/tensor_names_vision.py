@@ -1,0 +1,91 @@
+"""Where a vision encoder's tensors lie in its GGUF file (mmproj).
+
+Source: MODEL_TENSORS of the Python package gguf 0.19 (V_*), and load_tensors() of tools/mtmd/clip.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from embedllm.export.gguf.projectors import DOWN, UP
+from embedllm.export.gguf.tensor_location import (
+    InTurn,
+    RowRange,
+    TensorLocation,
+    has_rows,
+    matrix,
+    norm_weights,
+)
+from embedllm.package.architecture import Attention, DynamicVision, Layer, Mlp, PatchMerger, Vision
+
+if TYPE_CHECKING:
+    from embedllm.export.gguf.reader import Placed
+
+_PATCHES = "v.patch_embd"
+_FIRST, _SECOND = f"{_PATCHES}.weight", f"{_PATCHES}.weight.1"  # of the two images that a patch covers
+
+
+def with_own_order(vision: Vision | DynamicVision, described: Vision | DynamicVision) -> Vision | DynamicVision:
+    """An encoder that is unfused() already: Gemma's projector is transposed in the file as in the checkpoint."""
+    if isinstance(vision, DynamicVision) or isinstance(described, DynamicVision):
+        return vision
+    return dataclasses.replace(
+        vision, projector=dataclasses.replace(vision.projector, origin=described.projector.origin)
+    )
+
+
+def vision_locations(vision: Vision | DynamicVision, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
+    """The location of every tensor that an encoder names, which is with_own_order() already."""
+    found = _patches(vision)
+    if vision.positions is not None:
+        found |= matrix(vision.positions, "v.position_embd")
+    for index, layer in enumerate(vision.layers):
+        found |= _layer(layer, index, tensors)
+    if isinstance(vision, DynamicVision):
+        found |= _merger(vision.merger, "v.post_ln", "mm.0", "mm.2")
+        for each in vision.deepstack:
+            place = f"v.deepstack.{each.layer}"
+            found |= _merger(each.merger, f"{place}.norm", f"{place}.fc1", f"{place}.fc2")
+        return found
+    is_normed = vision.projector_norm is not None
+    found |= norm_weights(vision.norm, "v.post_ln") | norm_weights(vision.projector_norm, "mm.soft_emb_norm")
+    return found | matrix(vision.projector, "mm.input_projection" if is_normed else "mm.model.fc")
+
+
+def _patches(vision: Vision | DynamicVision) -> dict[str, TensorLocation]:
+    bias = {f"{vision.patches}.bias": TensorLocation(tensor=f"{_PATCHES}.bias")}
+    if not isinstance(vision, DynamicVision):
+        return {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST), **bias}
+    both = TensorLocation(tensor=_FIRST, order=InTurn((_FIRST, _SECOND), run=vision.patch_size))
+    return {f"{vision.patches}.weight": both, **(bias if vision.patches_bias else {})}
+
+
+def _layer(layer: Layer, index: int, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
+    block, attention = f"v.blk.{index}", layer.attention
+    assert isinstance(attention, Attention)
+    assert isinstance(layer.mlp, Mlp)
+    found = norm_weights(layer.attention_norm, f"{block}.ln1") | norm_weights(layer.mlp_norm, f"{block}.ln2")
+    found |= matrix(attention.o, f"{block}.attn_out")
+    together, start = f"{block}.attn_qkv", 0
+    parts = {"q": attention.q, "k": attention.k, "v": attention.v}
+    is_fused = has_rows(tensors, together, sum(linear.rows for linear in parts.values()))
+    for part, linear in parts.items():
+        own = matrix(linear, together, RowRange(start, linear.rows)) if is_fused else None
+        found |= own or matrix(linear, f"{block}.attn_{part}")
+        start += linear.rows
+    return found | _mlp(layer.mlp, index, tensors)
+
+
+def _mlp(mlp: Mlp, index: int, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
+    """Older files have the names of up and down exchanged."""
+    up, down = UP.format(index), DOWN.format(index)
+    if mlp.up.rows != mlp.down.rows and has_rows(tensors, up, mlp.down.rows):
+        up, down = down, up
+    found = matrix(mlp.up, up) | matrix(mlp.down, down)
+    return found if mlp.gate is None else found | matrix(mlp.gate, f"v.blk.{index}.ffn_gate")
+
+
+def _merger(merger: PatchMerger, norm: str, up: str, down: str) -> dict[str, TensorLocation]:
+    return norm_weights(merger.norm, norm) | matrix(merger.up, up) | matrix(merger.down, down)

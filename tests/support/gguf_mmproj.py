@@ -1,0 +1,241 @@
+"""Vision-language checkpoints written as two GGUF files, text model and vision encoder, as llama.cpp's converters do.
+
+Source: conversion/smolvlm.py, gemma.py, qwenvl.py and qwen3vl.py of llama.cpp; the names that the package gguf has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import save_file
+
+from embedllm.images.settings import read_settings
+from tests.support.dynamic_vision import dynamic_chat_checkpoint
+from tests.support.gguf_files import Change, loaded, write_file, write_gguf
+from tests.support.vision import chat_checkpoint, gemma_chat_checkpoint
+
+Tensors = dict[str, np.ndarray]
+_LANGUAGE = re.compile(r"^(model\.text_model|model\.language_model|language_model\.model)\.")
+_VISION = ("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "visual.",
+           "model.visual.")  # fmt: skip
+_ARCHITECTURES = {"idefics3": "llama", "gemma3": "gemma3", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl",
+                  "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}  # fmt: skip
+_TEXT_TYPES = {"idefics3": "llama", "gemma3": "gemma3_text", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
+               "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}  # fmt: skip
+
+QWEN = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+NORMALIZED = {"image_mean": [0.5, 0.375, 0.25], "image_std": [0.25, 0.25, 0.5]}  # exact in float32, as files have them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The two files."""
+
+    text: Path
+    mmproj: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    projector: str
+    said: Callable[[dict[str, Any]], dict[str, Any]]  # of config.json, behind "clip."
+    tensors: Callable[[str, np.ndarray, dict[str, Any]], Tensors]  # of one, under the names that gguf maps
+
+
+def seeing_checkpoint(folder: Path, family: str) -> Path:
+    """A tiny one with an image processor, whose config.json says no more than GGUF files can."""
+    config = folder / "config.json"
+    if family in QWEN:
+        dynamic_chat_checkpoint(folder, family)
+        changed(folder / "preprocessor_config.json", **NORMALIZED)
+    elif family == "idefics3":
+        chat_checkpoint(folder)
+        changed(config, model_type=family)  # that of SmolVLM is the same but for its name
+    else:
+        gemma_chat_checkpoint(folder)
+        text = json.loads(config.read_text())["text_config"]
+        kinds = ["sliding_attention", "full_attention"]
+        changed(config, text_config={**text, "query_pre_attn_scalar": 16, "layer_types": kinds})
+    return folder
+
+
+def changed(path: Path, **values: object) -> None:
+    """Writes a JSON object once more, with these values."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def write_pair(
+    folder: Path,
+    checkpoint: Path,
+    *,
+    kind: str = "F32",
+    more: Mapping[str, Any] | None = None,
+    change: Change = lambda tensors: tensors,
+    name: str = "mmproj-model.gguf",
+) -> Pair:
+    """A checkpoint's folder as two files in another one.
+
+    kind: of the matrices. more: metadata of the vision encoder besides, or in place of what the checkpoint says; None
+    leaves out. change: of its tensors, by their GGUF names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((checkpoint / "config.json").read_text())
+    text = write_text(folder / "model.gguf", checkpoint, kind=kind)
+    return Pair(text=text, mmproj=write_mmproj(folder / name, checkpoint, config, kind=kind, more=more, change=change))
+
+
+def write_text(path: Path, checkpoint: Path, *, kind: str = "F32") -> Path:
+    """The text model alone."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    family, section = config["model_type"], config["text_config"]
+    scaling = (section.get("rope_parameters") or {}).get("mrope_section")
+    architecture = _ARCHITECTURES[family]
+    more: dict[str, Any] = {}
+    if scaling is not None:
+        more[f"{architecture}.rope.dimension_sections"] = [*scaling, 0]
+    if deepstack := config["vision_config"].get("deepstack_visual_indexes"):
+        more[f"{architecture}.n_deepstack_layers"] = len(deepstack)
+    whole = loaded(checkpoint / "model.safetensors")
+    tensors = {_LANGUAGE.sub("model.", name): whole[name] for name in whole if not name.startswith(_VISION)}
+    with tempfile.TemporaryDirectory() as made:
+        alone = Path(made)
+        tied = "lm_head.weight" not in tensors
+        (alone / "config.json").write_text(
+            json.dumps({**section, "model_type": _TEXT_TYPES[family], "tie_word_embeddings": tied})
+        )
+        save_file({name: np.ascontiguousarray(values) for name, values in tensors.items()}, alone / "model.safetensors")
+        shutil.copy(checkpoint / "tokenizer.json", alone)
+        template = json.loads((checkpoint / "tokenizer_config.json").read_text()).get("chat_template")
+        (alone / "chat_template.jinja").write_text(template)
+        more |= whole_vocabulary(checkpoint, section["vocab_size"])
+        return write_gguf(path, alone, kind=kind, architecture=architecture, more=more)
+
+
+def whole_vocabulary(checkpoint: Path, size: int) -> dict[str, Any]:
+    """Tokens for all rows of the embedding, as converters pad them; special ones are of the kind CONTROL."""
+    data = json.loads((checkpoint / "tokenizer.json").read_text())
+    found = {at: (text, 1) for text, at in data["model"]["vocab"].items()}
+    found |= {each["id"]: (each["content"], 3 if each["special"] else 4) for each in data["added_tokens"]}
+    tokens = [found.get(at, (f"[PAD{at}]", 5)) for at in range(size)]
+    return {"tokenizer.ggml.tokens": [text for text, _ in tokens],
+            "tokenizer.ggml.token_type": [kind for _, kind in tokens]}  # fmt: skip
+
+
+def write_mmproj(
+    path: Path,
+    checkpoint: Path,
+    config: dict[str, Any],
+    *,
+    kind: str = "F32",
+    more: Mapping[str, Any] | None = None,
+    change: Change = lambda tensors: tensors,
+) -> Path:
+    """The vision encoder alone."""
+    family, vision = config["model_type"], config["vision_config"]
+    own, settings = _KINDS[family], read_settings(checkpoint)
+    values = {} if settings is None else settings.values
+    hidden = vision.get("embed_dim", vision["hidden_size"])
+    layers = vision.get("depth", vision.get("num_hidden_layers"))
+    said: dict[str, Any] = {
+        "has_vision_encoder": True,
+        "projector_type": own.projector,
+        "vision.projection_dim": config["text_config"]["hidden_size"],
+        "vision.image_size": vision.get("image_size", 560),
+        "vision.patch_size": vision["patch_size"],
+        "vision.embedding_length": hidden,
+        "vision.feed_forward_length": vision.get("intermediate_size", vision["hidden_size"]),
+        "vision.block_count": layers,
+        "vision.attention.head_count": vision.get("num_heads", vision.get("num_attention_heads")),
+        "vision.attention.layer_norm_epsilon": 1e-6,
+        "vision.image_mean": values.get("image_mean", [0.5, 0.5, 0.5]),
+        "vision.image_std": values.get("image_std", [0.5, 0.5, 0.5]),
+        **own.said({**config, "settings": values}),
+    }
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, layers)
+    tensors: Tensors = {}
+    for source, tensor in loaded(checkpoint / "model.safetensors").items():
+        if not source.startswith(_VISION):
+            continue
+        for changed, part in own.tensors(source, tensor, config).items():
+            place = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            tensors[place or changed] = np.ascontiguousarray(part)
+    given = {**{f"clip.{key}": value for key, value in said.items()}, **(more or {})}
+    return write_file(path, "clip", given, change(tensors), kind=kind)
+
+
+def _idefics3_keys(config: dict[str, Any]) -> dict[str, Any]:
+    longest = config["settings"]["size"]["longest_edge"]
+    return {"use_gelu": True, "vision.projector.scale_factor": config["scale_factor"],
+            "vision.preproc_image_size": longest}  # fmt: skip
+
+
+def _gemma3_keys(config: dict[str, Any]) -> dict[str, Any]:
+    vision = config["vision_config"]
+    side = vision["image_size"] // vision["patch_size"]
+    return {"use_gelu": True, "vision.projector.scale_factor": side // int(config["mm_tokens_per_image"] ** 0.5)}
+
+
+def _qwen2_5_keys(config: dict[str, Any]) -> dict[str, Any]:
+    vision = config["vision_config"]
+    return {"use_silu": True, "vision.n_wa_pattern": vision["fullatt_block_indexes"][0] + 1,
+            "vision.window_size": vision["window_size"]}  # fmt: skip
+
+
+def _qwen3_keys(config: dict[str, Any]) -> dict[str, Any]:
+    vision = config["vision_config"]
+    has = [index in vision["deepstack_visual_indexes"] for index in range(vision["depth"])]
+    return {"use_gelu": True, "vision.spatial_merge_size": 2, "vision.is_deepstack_layers": has}
+
+
+def _as_is(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
+    return {name: values}
+
+
+def _gemma3(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
+    shift = np.float32(1) if "soft_emb_norm" in name else np.float32(0)
+    return {name.replace("_weight", ".weight"): values + shift}
+
+
+def _patches(name: str, values: np.ndarray) -> Tensors | None:
+    if not name.endswith("patch_embed.proj.weight"):
+        return None
+    return {"v.patch_embd.weight": values[:, :, 0], "v.patch_embd.weight.1": values[:, :, 1]}
+
+
+def _qwen2(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
+    if ".qkv." in name:
+        parts = np.split(values, 3)
+        return {name.replace("qkv", part): each for part, each in zip("qkv", parts, strict=True)}
+    return _patches(name, values) or {name: values}
+
+
+def _qwen3(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
+    name = name.removeprefix("model.")
+    if name.startswith("visual.deepstack_merger_list."):
+        _, _, number, part, end = name.split(".")
+        layer = config["vision_config"]["deepstack_visual_indexes"][int(number)]
+        return {f"v.deepstack.{layer}.{part.removeprefix('linear_')}.{end}": values}
+    if name.startswith("visual.merger."):
+        _, _, part, end = name.split(".")
+        place = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}[part]
+        return {f"{place}.{end}": values}
+    return _patches(name, values) or {name: values}
+
+
+_KINDS = {
+    "idefics3": _Kind(projector="idefics3", said=_idefics3_keys, tensors=_as_is),
+    "gemma3": _Kind(projector="gemma3", said=_gemma3_keys, tensors=_gemma3),
+    "qwen2_vl": _Kind(projector="qwen2vl_merger", said=lambda config: {}, tensors=_qwen2),
+    "qwen2_5_vl": _Kind(projector="qwen2.5vl_merger", said=_qwen2_5_keys, tensors=_qwen2),
+    "qwen3_vl": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
+    "qwen3_vl_moe": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
+}
