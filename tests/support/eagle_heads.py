@@ -72,29 +72,31 @@ def torch_logits(
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    tensors = {name.replace("layers.0.", "midlayer."): torch.from_numpy(value)
+    tensors = {name.replace("layers.0.", "midlayer."): torch.from_numpy(value).float()
                for name, value in load_file(head / "model.safetensors").items()}  # fmt: skip
-    normed_residual = bool(json.loads((head / "config.json").read_text()).get("norm_before_residual"))
+    config = json.loads((head / "config.json").read_text())
+    how = {"theta": theta, "epsilon": float(config.get("transformer_layer_config", config)["rms_norm_eps"]),
+           "normed_residual": bool(config.get("norm_before_residual"))}  # fmt: skip
     with torch.no_grad():
         ids = torch.tensor([tokens])
         states = model.model(ids, output_hidden_states=True).hidden_states
         embedded = model.get_input_embeddings()(ids)[0, 1:]
         hidden = torch.cat([states[layer][0] for layer in layers], dim=-1)[:-1] @ tensors["fc.weight"].T
         for row in range(len(hidden) - own, len(hidden)):
-            _, streams = _layer(tensors, embedded, hidden, theta=theta, normed_residual=normed_residual)
+            _, streams = _layer(tensors, embedded, hidden, **how)
             hidden[row] = streams[row - 1]
-        return _layer(tensors, embedded, hidden, theta=theta, normed_residual=normed_residual)[0].numpy()
+        return _layer(tensors, embedded, hidden, **how)[0].numpy()
 
 
 def _layer(
     tensors: dict[str, torch.Tensor], embedded: torch.Tensor, hidden: torch.Tensor, *, theta: float,
-    normed_residual: bool,
+    epsilon: float, normed_residual: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     import torch
     from torch.nn.functional import scaled_dot_product_attention, silu
 
     def normed(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x * (x.pow(2).mean(-1, keepdim=True) + _EPSILON).rsqrt() * tensors[f"{name}.weight"]
+        return x * (x.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * tensors[f"{name}.weight"]
 
     def product(x: torch.Tensor, name: str) -> torch.Tensor:
         return x @ tensors[f"midlayer.{name}_proj.weight"].T

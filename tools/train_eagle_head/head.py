@@ -1,0 +1,140 @@
+"""An EAGLE-3 head in torch, unrolled over several guesses (Li et al. 2025, arXiv:2503.01840, "training-time test").
+
+Guess number j at place t reads the token t + 1 and what the guess before it made at place t - 1; the first reads hidden
+states of the model. Its attention sees the first guess's keys up to place t - j, and of each later guess the one key
+on its own way, as in decoding: what was guessed has keys of the head's own making.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of a head; its hidden size is the model's."""
+
+    layers: tuple[int, ...]  # of the model: how many lie before each hidden state that is read
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+
+
+class Head(nn.Module):
+    """The head, beside a model whose embedding it reads."""
+
+    def __init__(self, model: transformers.PreTrainedModel, size: Size, tokens: Tensor) -> None:
+        """tokens: of the rows of its matrix, ascending. It begins with these rows of the model's."""
+        super().__init__()
+        config, self.size = model.config, size
+        hidden, epsilon = config.hidden_size, config.rms_norm_eps
+        self.theta = float(config.rope_parameters["rope_theta"])
+        self.tokens: Tensor
+        self.register_buffer("tokens", tokens)
+
+        def matrix(rows: int, columns: int) -> nn.Linear:
+            made = nn.Linear(columns, rows, bias=False)
+            nn.init.normal_(made.weight, std=0.5 * columns**-0.5)
+            return made
+
+        self.fc = matrix(hidden, len(size.layers) * hidden)
+        self.q = matrix(size.heads * size.head_dim, 2 * hidden)
+        self.k, self.v = (matrix(size.kv_heads * size.head_dim, 2 * hidden) for _ in range(2))
+        self.o = matrix(hidden, size.heads * size.head_dim)
+        self.gate, self.up = (matrix(size.intermediate, hidden) for _ in range(2))
+        self.down = matrix(hidden, size.intermediate)
+        self.lm_head = matrix(size.vocabulary, hidden)
+        norms = (nn.RMSNorm(hidden, eps=epsilon) for _ in range(4))
+        self.embedding_norm, self.hidden_norm, self.mlp_norm, self.norm = norms
+        with torch.no_grad():
+            self.fc.weight[:, -hidden:] += torch.eye(hidden)  # what the last of the layers gives passes through
+            self.lm_head.weight.copy_(model.lm_head.weight[tokens.to(model.device)])
+            self.norm.weight.copy_(model.model.norm.weight)
+
+    def unrolled(self, embedded: Tensor, features: Tensor, guesses: int) -> list[Tensor]:
+        """Logits of each guess, [B, T, draft vocabulary]: at place t, of token t + 2. Guess j has none before place j.
+
+        embedded: [B, T, D] of the tokens from the second on. features: [B, T, layers * D] of those from the first on.
+        """
+        hidden, made = self.fc(features), []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        rotation = self._rotation(embedded.shape[1], embedded)
+        for _ in range(guesses):
+            both = torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden)], dim=-1)
+            q, k, v = (self._by_head(part(both)) for part in (self.q, self.k, self.v))
+            repeats = self.size.heads // self.size.kv_heads
+            keys.append(self._rotated(k, rotation).repeat_interleave(repeats, dim=1))
+            values.append(v.repeat_interleave(repeats, dim=1))
+            stream = hidden + self.o(self._attended(self._rotated(q, rotation), keys, values))
+            x = self.mlp_norm(stream)
+            stream = stream + self.down(functional.silu(self.gate(x)) * self.up(x))
+            made.append(self.lm_head(self.norm(stream)))
+            hidden = functional.pad(stream[:, :-1], (0, 0, 1, 0))
+        return made
+
+    def _attended(self, q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        """Of the newest guess, [B, T, heads * D]: the first guess's keys, and one of each later guess."""
+        length, newest = q.shape[2], len(keys) - 1
+        q = q * self.size.head_dim**-0.5
+        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-newest)
+        scores = [(q @ keys[0].transpose(-1, -2)).masked_fill(~seen, float("-inf"))]
+        on_way = [_later(each, newest - number) for number, each in enumerate(keys)][1:]
+        scores += [(q * each).sum(-1, keepdim=True) for each in on_way]
+        shares = torch.cat(scores, dim=-1).softmax(-1)
+        context = shares[..., :length] @ values[0]
+        for number, each in enumerate(values[1:], start=1):
+            context = context + shares[..., length + number - 1, None] * _later(each, newest - number)
+        return context.transpose(1, 2).flatten(2)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.size.head_dim)).transpose(1, 2)
+
+    def _rotation(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.size.head_dim
+        steps = self.theta ** (-torch.arange(0, size, 2, device=like.device).float() / size)
+        angles = torch.arange(length, device=like.device).float()[:, None] * steps
+        return torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+
+    def _rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        half = self.size.head_dim // 2
+        swapped = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+        return x * rotation[0].to(x.dtype) + swapped * rotation[1].to(x.dtype)
+
+    def tensors(self, vocabulary: int) -> dict[str, Tensor]:
+        """Under the names of published heads, float16. vocabulary: of the model."""
+        names = {"fc": "fc", "q": "midlayer.self_attn.q_proj", "k": "midlayer.self_attn.k_proj",
+                 "v": "midlayer.self_attn.v_proj", "o": "midlayer.self_attn.o_proj", "gate": "midlayer.mlp.gate_proj",
+                 "up": "midlayer.mlp.up_proj", "down": "midlayer.mlp.down_proj", "lm_head": "lm_head",
+                 "embedding_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
+                 "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm"}  # fmt: skip
+        own = self.state_dict()
+        found = {f"{theirs}.weight": own[f"{ours}.weight"].cpu().half().contiguous() for ours, theirs in names.items()}
+        tokens = self.tokens.cpu()
+        known = torch.zeros(vocabulary, dtype=torch.bool)
+        known[tokens] = True
+        return {**found, "d2t": tokens - torch.arange(len(tokens)), "t2d": known}
+
+    def config(self, model: transformers.PretrainedConfig) -> dict[str, object]:
+        """config.json, as published heads have it."""
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": model.hidden_size,
+            "num_hidden_layers": 1, "num_attention_heads": self.size.heads, "num_key_value_heads": self.size.kv_heads,
+            "head_dim": self.size.head_dim, "intermediate_size": self.size.intermediate, "hidden_act": "silu",
+            "vocab_size": model.vocab_size, "draft_vocab_size": self.size.vocabulary,
+            "max_position_embeddings": model.max_position_embeddings, "rms_norm_eps": model.rms_norm_eps,
+            "rope_theta": self.theta, "tie_word_embeddings": False, "torch_dtype": "float16",
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in self.size.layers]},
+        }  # fmt: skip
+
+
+def _later(x: Tensor, places: int) -> Tensor:
+    """x [B, H, T, D] of that many places before."""
+    return functional.pad(x[:, :, : x.shape[2] - places], (0, 0, places, 0)) if places else x
