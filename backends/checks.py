@@ -73,10 +73,11 @@ def check_span(start: int, stop: int, held: int) -> None:
         raise ValueError(f"there are no tokens {start} to {stop}; the session holds {held}.")
 
 
-def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]], *, dtype: str = "") -> int:
+def check_state(state: KeyValues, shapes: Sequence[tuple[int, int] | tuple[int, int, int]], *, dtype: str = "") -> int:
     """How many tokens a state has. ValueError when it is not of this model.
 
-    shapes: by layer, kv heads and head size. dtype: of a quantized KV, by NumPy's name; empty: floats of any size.
+    shapes: by layer, kv heads and head size, of keys and of values where they differ. dtype: of a quantized KV, by
+    NumPy's name; empty: floats of any size.
     """
     kinds = {array.dtype.name if array.dtype.kind != "f" else "" for pair in state for array in pair}
     if kinds and kinds != {dtype}:
@@ -86,8 +87,8 @@ def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]], *, dtype: s
             f"session {named.get(dtype, dtype)}. Load both models with the same kv, or feed the tokens again."
         )
     counts = {array.shape[1] for pair in state for array in pair if array.ndim == 3}
-    found = [{(array.shape[0], array.shape[-1]) for array in pair} for pair in state]
-    if len(counts) != 1 or found != [{shape} for shape in shapes]:
+    found = [[(array.shape[0], array.shape[-1]) for array in pair] for pair in state]
+    if len(counts) != 1 or found != [[(shape[0], shape[1]), (shape[0], shape[-1])] for shape in shapes]:
         raise ValueError("this state is of another model: its layers, heads or sizes differ.")
     return counts.pop()
 

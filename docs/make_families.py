@@ -57,10 +57,14 @@ weights are part of the tests.
   OpenVINO, soft-capping runs without a paged KV cache, so that concurrent requests take turns.
 - **MXFP4 experts** (gpt-oss) are dequantized and quantized again like other weights. 8 bits are lossless; 4 bits add an
   error of 7% to the 11% of MXFP4 itself ([numerics.md](numerics.md#mxfp4)).
-- **Multi-head latent attention (MLA)** (DeepSeek, GLM 4.7 Flash, MiniCPM3): the KV cache holds the expanded keys and
-  values of all heads, with values padded to the size of keys, so that every runtime's own attention kernel works. The
-  results are the model's, but a token takes 11 to 85 times the memory of its compressed latent. As float16: 324 KB in
-  DeepSeek-V2-Lite and in Moonlight, 930 KB in MiniCPM3 4B, 940 KB in GLM 4.7 Flash, 5.7 MB in DeepSeek-V3. DirectML,
+- **Multi-head latent attention (MLA)** (DeepSeek, GLM 4.7 Flash, MiniCPM3): on `cpu` the KV cache holds the latent of a
+  token and its rotary key, once for all heads, and attention is computed on these
+  ([performance.md](performance.md#mla)): 2.3 KB a token and layer in DeepSeek V2 and V3, as float32. On the other
+  devices, and with `kv="int8"` or `"int4"`, it holds the expanded keys and values of all heads, with values padded to
+  the size of keys. The results are the model's, but a token takes 11 to 85 times as many numbers. As float16: 324 KB in
+  DeepSeek-V2-Lite and in Moonlight, 930 KB in MiniCPM3 4B, 940 KB in GLM 4.7 Flash, 5.7 MB in DeepSeek-V3. So do not
+  ask for a quantized KV on `cpu`: that of DeepSeek-V2-Lite takes 6.1 KB a token and layer as int8. Prompts on one
+  device and tokens on another need KV of one kind: pairs with `cpu` are refused. DirectML,
   llama.cpp's importance matrices and adapters at run time refuse MLA.
 
 ### Experts as one operator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.gguf.source import GgufSource
-from embedllm.export.graphs import Model, build, stored_layout, write_variant
+from embedllm.export.graphs import Model, build, described, stored_layout, write_variant
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.open_source import open_source
 from embedllm.export.recipe import Recipe
@@ -160,7 +160,8 @@ def _write(
     exact = isinstance(recipe, dict) and recipe.get("exact") is True
     model = Model(decoder=plan.decoder, layout=Layout(b"", {**theirs.placed, **own}, plan.layout.size),
                   packing={**packings(package.manifest), **plan.packing}, exact=exact)  # fmt: skip
-    graph = Graph(file=kind.graph.file, variant=kind.graph.name, activations=kind.graph.activations)
+    named = Graph(file=kind.graph.file, variant=kind.graph.name, activations=kind.graph.activations)
+    graph = described(named, plan.decoder, model.packing)
     (partial / graph.file).write_bytes(build(graph.variant, model))
     tokens = package.manifest.get("tokens")
     assert isinstance(tokens, dict)  # a package that was opened

@@ -29,7 +29,7 @@ def expected_package(location: Location, recipe: Recipe) -> Package:
     manifest = {
         **facts_of(location, recipe, tokens, location.name),
         "context": decoder.context,
-        "graphs": [dataclasses.asdict(graph) for graph in variants(decoder, decided.packing)],
+        "graphs": [graph.as_json() for graph in variants(decoder, decided.packing)],
         "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
         "architecture": to_json(decoder),
         "files": {WEIGHTS: {"bytes": decided.layout.size, "sha256": ""}},

@@ -23,7 +23,7 @@ from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder, DynamicVision, Eagle, Mlp, Moe
-from embedllm.package.entries import Graph
+from embedllm.package.entries import LATENT, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
     EAGLE,
@@ -81,7 +81,17 @@ class Model:
 
 def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, ...]:
     """Those that a model can have, in the order of a manifest. packing: by the name of the matrix."""
-    return tuple(graph for graph in _GRAPHS if not _unsupported(graph.variant, decoder, packing))
+    return tuple(
+        described(graph, decoder, packing) for graph in _GRAPHS if not _unsupported(graph.variant, decoder, packing)
+    )
+
+
+def described(graph: Graph, decoder: Decoder, packing: Mapping[str, Packing]) -> Graph:
+    """A graph's entry with what its KV of this model holds."""
+    known = (*VARIANTS, IMAGES, *CALIBRATED, HIDDEN, EAGLE_HIDDEN, MTP, EAGLE)
+    variant = next((one for one in known if one.name == graph.variant), None)
+    is_latent = variant is not None and variant.keeps_latent(decoder, packing)
+    return dataclasses.replace(graph, kv=LATENT if is_latent else "")
 
 
 def build(variant_name: str, model: Model) -> bytes:
@@ -112,7 +122,8 @@ def _onnx(
 
 def _calibrated(variant: GraphVariant, model: Model, package: Package, tokens: Sequence[int]) -> bytes:
     """A graph with numbers that running the model gives."""
-    return _onnx(variant, model, kv_scales(package, _onnx(FLOAT32, model), variant.kv_bits, tokens))
+    whole = dataclasses.replace(FLOAT32, latent_kv=variant.latent_kv)  # of the keys and values that it quantizes
+    return _onnx(variant, model, kv_scales(package, _onnx(whole, model), variant.kv_bits, tokens))
 
 
 def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()) -> Graph:
@@ -129,14 +140,15 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     package = open_package(folder, whole=False)
     if reason := _unsupported(variant_name, package.decoder, packings(package.manifest)):
         raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {reason}.")
-    graph = next(
+    named = next(
         graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED, *_HIDDEN) if graph.variant == variant_name
     )
+    graph = described(named, package.decoder, packings(package.manifest))
     data = _made(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
     is_same = before is not None and before.as_json() == entry
-    if not is_same and graph in package.listed:
+    if not is_same and named in package.listed:
         write_json(folder / MANIFEST, _changed(package, graph, None))
     if not is_same or package.fault(graph.file):
         with atomic_write(folder / graph.file) as file:
@@ -245,7 +257,7 @@ def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) ->
         graphs[graph.variant], files[graph.file] = graph, entry
     places = {name: place for place, name in enumerate(ALL_NAMES)}
     ordered = sorted(graphs.values(), key=lambda g: places.get(g.variant, len(places)))
-    manifest["graphs"] = [dataclasses.asdict(g) for g in ordered]
+    manifest["graphs"] = [g.as_json() for g in ordered]
     manifest["files"] = dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0])))
     measured, before = manifest.get("verification"), package.files.get(graph.file)
     if isinstance(measured, dict) and (before is None or entry != before.as_json()):

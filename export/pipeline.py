@@ -270,8 +270,10 @@ def _write(
     """Weights, graphs and what describes them."""
     decoder, layout, tokens = planned.decoder, planned.layout, facts["tokens"]
     assert isinstance(tokens, dict)
-    # onnxruntime-genai has other inputs for a recurrent model's states, and none for texts without a KV
-    if decoder.encoder is None and not decoder.is_recurrent:
+    # onnxruntime-genai has other inputs for a recurrent model's states, none for texts without a KV, and no KV of keys
+    # alone
+    is_latent = FLOAT32.keeps_latent(decoder, planned.packing)
+    if decoder.encoder is None and not decoder.is_recurrent and not is_latent:
         write_json(partial / "genai_config.json", genai_config(decoder, tokens, FLOAT32.file))
     done = 0
 

@@ -317,7 +317,13 @@ def _unsupported(
     if hidden_graph and not all(capabilities(half).hidden for half in halves):
         return Unsupported("it runs no heads that draft (MTP, EAGLE-3) with this library", "use the device 'cpu'")
     if len(halves) > 1:
-        return _pair_unsupported(package, kv=kv, without_adapters=without_adapters)
+        if found := _pair_unsupported(package, kv=kv, without_adapters=without_adapters):
+            return found
+        graphs = [capabilities(half).graphs(package, exact=exact, variants=variants) for half in halves]
+        if len({one[0].kv for one in graphs if one}) > 1:
+            return Unsupported("two devices at once share their KV, and one of them keeps latents (MLA)",
+                               "use one of them")  # fmt: skip
+        return None
     family, can = device_family(device), capabilities(device)
     if found := external_graph_unsupported(package, family, exact=exact, kv=kv):
         return found

@@ -225,7 +225,7 @@ class OrtSession:
                     f"the KV of tokens {start} to {stop} is not kept in layers with windows; there is that of the "
                     f"first {self.whole()}. Feed the tokens again where they are needed, or set keeps_all before."
                 )
-        pairs = [(self.kv[f"{index}.key"][0], self.kv[f"{index}.value"][0]) for index in range(len(self.kv) // 2)]
+        pairs = [(self.kv[f"{number}.key"][0], self._values(number)[0]) for number in range(self._kv_layers())]
         return [
             [(key[:, start:stop].copy(), value[:, start:stop].copy()) for key, value in pairs] for start, stop in spans
         ]
@@ -233,17 +233,26 @@ class OrtSession:
     def import_state(self, state: KeyValues) -> None:
         if self._binding is None:
             raise ValueError("this session was closed")
-        shapes = [(self.kv[f"{i}.key"].shape[1], self.kv[f"{i}.key"].shape[3]) for i in range(len(self.kv) // 2)]
+        pairs = [(self.kv[f"{number}.key"], self._values(number)) for number in range(self._kv_layers())]
+        shapes = [(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs]
         held = self.kv["0.key"].dtype
         end = self.position + check_state(state, shapes, dtype="" if held.kind == "f" else held.name)
         check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
         self._reserve(end)
-        for index, pair in enumerate(state):
-            for part, values in zip(("key", "value"), pair, strict=True):
-                self.kv[f"{index}.{part}"][0, :, self.position : end] = values
+        for number, (keys, values) in enumerate(state):
+            self.kv[f"{number}.key"][0, :, self.position : end] = keys
+            self._values(number)[0, :, self.position : end] = values
         self.position = end
         if self.hidden is not None:
             self.hidden.clear()
+
+    def _kv_layers(self) -> int:
+        return sum(name.endswith(".key") for name in self.kv)
+
+    def _values(self, number: int) -> NDArray[Cached]:
+        """Values of a layer [1, kv heads, capacity, D]; of latents, which are among the keys, D is 0."""
+        values = self.kv.get(f"{number}.value")
+        return self.kv[f"{number}.key"][..., :0] if values is None else values
 
     @property
     def has_own_positions(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ def model_fingerprint(package: Package, device: Device, settings: str = "") -> d
 
     settings: runtime options that change the numbers.
     """
-    graphs = [{**asdict(graph), "sha256": package.files[graph.file].sha256} for graph in package.listed]
+    graphs = [{**graph.as_json(), "sha256": package.files[graph.file].sha256} for graph in package.listed]
     return {
         "weights": package.stored.sha256,
         "graphs": sha256(json.dumps(graphs, sort_keys=True).encode()).hexdigest(),

@@ -13,6 +13,7 @@ from embedllm.backends.driver import Capabilities, MemoryFootprint
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Moe
+from embedllm.package.entries import LATENT
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import recurrent_mixer, state_bytes
@@ -108,20 +109,22 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
     can = capabilities(device)
     footprint = can.footprints.get(exact)
     weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, can, exact=exact), 0
+    graphs = can.graphs(package, exact=exact, kv=kv)
+    is_latent = bool(graphs) and graphs[0].kv == LATENT
     if can.dequantizes:
         weights = 4 * parameters(decoder)
     if isinstance(decoder, ExternalGraph):
         kv_bits = 2 * _FLOAT  # a step's KV is another copy
     elif footprint is not None:
-        weights = _OWN + _packed_bytes(package, footprint)
+        weights = _OWN + _packed_bytes(package, footprint, is_latent=is_latent)
         kv_bits = min(footprint.kv_bits, _QUANTIZED.get(kv or "", _FLOAT))
-        scratch = _scratch(decoder, footprint, tokens)
+        scratch = _scratch(decoder, footprint, tokens, is_latent=is_latent)
     return MemoryEstimate(
         model=package.name,
         device=device.name,
         context=tokens,
         weights_bytes=weights,
-        kv_bytes=int(_kv_values(decoder, can, tokens) * kv_bits / 8) + state_bytes(decoder),
+        kv_bytes=int(_kv_values(decoder, can, tokens, is_latent=is_latent) * kv_bits / 8) + state_bytes(decoder),
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
@@ -129,9 +132,9 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
     )
 
 
-def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int) -> int:
+def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int, *, is_latent: bool) -> int:
     """Of a sequence."""
-    values = kv_bytes(decoder, tokens, 1)
+    values = kv_bytes(decoder, tokens, 1, is_latent=is_latent)
     if not can.frees_windows or isinstance(decoder, ExternalGraph):
         return values
     if decoder.is_recurrent or decoder.encoder is not None:
@@ -143,13 +146,18 @@ def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int)
     return values
 
 
-def _packed_bytes(package: Package, footprint: MemoryFootprint) -> int:
-    """Bytes of the matrices as a runtime packs them; an embedding that is only looked up stays in the mapped file."""
+def _packed_bytes(package: Package, footprint: MemoryFootprint, *, is_latent: bool) -> int:
+    """Bytes of the matrices as a runtime packs them; an embedding that is only looked up stays in the mapped file.
+
+    is_latent: what expands latents is there as floats.
+    """
     entries = package.manifest.get("quantization")
     packings = entries if isinstance(entries, dict) else {}
+    floats = {part.name for each in package.decoder.attentions for part in (each.k, each.v) if is_latent}
     bits = 0.0
     for matrix in _products(package.decoder):
-        bits += matrix.rows * matrix.columns * _bits(packings.get(matrix.name), footprint)
+        of_weight = _FLOAT if matrix.name in floats else _bits(packings.get(matrix.name), footprint)
+        bits += matrix.rows * matrix.columns * of_weight
     return int(bits / 8)
 
 
@@ -170,10 +178,10 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
     yield decoder.head
 
 
-def _scratch(decoder: Decoder, footprint: MemoryFootprint, tokens: int) -> int:
+def _scratch(decoder: Decoder, footprint: MemoryFootprint, tokens: int, *, is_latent: bool) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
     chunk, later = min(tokens, footprint.chunk), min(max(tokens - footprint.chunk, 0), footprint.chunk)
-    widest = max(_widest(layer) + _mixed(layer) for layer in decoder.layers)
+    widest = max(_widest(layer) + _mixed(layer, is_latent=is_latent) for layer in decoder.layers)
     heads = max((attention.heads for attention in decoder.attentions), default=0) if footprint.keeps_scores else 0
     return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
 
@@ -185,12 +193,13 @@ def _widest(layer: Layer) -> int:
     return used * max((2 * each.up.rows for each in mlps(mlp)), default=0)
 
 
-def _mixed(layer: Layer) -> int:
+def _mixed(layer: Layer, *, is_latent: bool) -> int:
     """Values of a token inside attention, and what is in its place or beside it."""
     attention, recurrent = layer.attention, recurrent_mixer(layer)
     values = 0 if recurrent is None else sum(linear.rows for linear in mixer_inputs(recurrent))
     if isinstance(attention, Attention):
-        values += (attention.heads + 2 * attention.kv_heads) * attention.head_dim
+        made = 2 * attention.heads * attention.latent_dim if is_latent else 2 * attention.kv_heads * attention.head_dim
+        values += attention.heads * attention.head_dim + made
     return values
 
 

@@ -198,6 +198,11 @@ class Attention:
     temperature: AttentionTemperature | None = None  # None: queries are not scaled by position
     gate: Linear | None = None  # of the input, [heads * head_dim, hidden]; its sigmoid multiplies the attention output
 
+    @property
+    def latent_dim(self) -> int:
+        """Values of a token that all heads share: the rotary key and the latent; 0 without MLA."""
+        return 0 if self.mla is None else self.mla.k.rows + self.mla.kv.rows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConv:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+LATENT = "latent"  # of MLA: keys are [rotary key, latent] of a token, one for all heads; there are no values
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
@@ -12,6 +14,11 @@ class Graph:
     file: str
     variant: str
     activations: str  # "float32" or "float16"; the KV has the same type
+    kv: str = ""  # LATENT; empty: keys and values of every KV head
+
+    def as_json(self) -> dict[str, str]:
+        """The entry of a manifest."""
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

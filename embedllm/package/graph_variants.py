@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from embedllm.package.architecture import Decoder, Mlp, Moe
@@ -34,6 +34,7 @@ class GraphVariant:
     kv_bits: int = (
         0  # of a cached key or value, whose scales come from export/quantization/kv_scales.py; 0: as the activations
     )
+    latent_kv: bool = False  # attention over latents (MLA, absorbed), which the KV holds in place of keys and values
     chunks: bool = False  # its attention takes a mask of chunks, where the context exceeds one
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
     # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
@@ -54,6 +55,14 @@ class GraphVariant:
         if self.float_matrices or (bits == 8 and zero_points % 2 and not self.odd_zero_points):
             return False
         return self.accuracy_level > 0 or bits in self.float_kernels
+
+    def keeps_latent(self, decoder: Decoder, packing: Mapping[str, Packing]) -> bool:
+        """Whether the KV of its graph of a model holds latents. packing: by the name of the matrix."""
+        attentions = decoder.attentions
+        if not self.latent_kv or not attentions or any(each.mla is None for each in attentions):
+            return False
+        # columns in another order: the floats that absorption takes would have to be brought back
+        return not any(packing[part.name].column_order for each in attentions for part in (each.k, each.v))
 
     def takes_images(self, decoder: Decoder) -> bool:
         """Whether its graph of a model has inputs for images."""
@@ -160,6 +169,7 @@ FLOAT32 = GraphVariant(
     gathers_blocks=False,
     gathers_elements=True,
     splits_rows=True,
+    latent_kv=True,
     chunks=True,
     recurrent=True,
     images=True,
@@ -210,6 +220,7 @@ WASM = replace(
     file="model.wasm.onnx",
     accuracy_level=0,
     float_matrices=True,
+    latent_kv=False,
     chunks=False,
     recurrent=False,
 )
@@ -217,8 +228,11 @@ WASM = replace(
 QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True)
 QMOE_FLOAT16 = replace(FLOAT16, name="qmoe-float16", file="model.qmoe.fp16.onnx", fuses_experts=True)  # for CUDA
 # for the CPU; CUDA's attention takes such a cache with float16 activations only
-INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, chunks=False, recurrent=False)
-INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, chunks=False, recurrent=False)
+INT8_KV = replace(
+    FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, latent_kv=False, chunks=False, recurrent=False
+)
+INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, latent_kv=False, chunks=False,
+                  recurrent=False)  # fmt: skip
 # what a multi-token prediction head reads beside tokens, and the head itself: docs/guide-python.md#speculative-decoding
 HIDDEN = replace(FLOAT32, name="hidden-float32", file="model.hidden.onnx", gives_hidden=True)
 MTP = replace(FLOAT32, name="mtp-float32", file="model.mtp.onnx", gives_hidden=True, images=False, mrope=False)

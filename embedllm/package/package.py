@@ -363,4 +363,5 @@ def _graph(entry: object) -> Graph:
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's 'graphs' holds a {type(entry).__name__}; expected objects.")
     values = {key: text_of(entry, key, "in the manifest's 'graphs',") for key in ("file", "variant", "activations")}
-    return Graph(file=plain_name(values["file"]), variant=values["variant"], activations=values["activations"])
+    kv = text_of(entry, "kv", "in the manifest's 'graphs',") if "kv" in entry else ""
+    return Graph(file=plain_name(values["file"]), variant=values["variant"], activations=values["activations"], kv=kv)

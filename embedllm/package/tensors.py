@@ -356,11 +356,15 @@ def kv_shapes(decoder: Decoder | ExternalGraph) -> list[tuple[int, int]]:
     return [(attention.kv_heads, attention.head_dim) for attention in decoder.kv_attentions]
 
 
-def kv_bytes(decoder: Decoder | ExternalGraph, tokens: int, bytes_per_value: int = 4) -> int:
-    """Memory of the KV cache for that many tokens."""
+def kv_bytes(
+    decoder: Decoder | ExternalGraph, tokens: int, bytes_per_value: int = 4, *, is_latent: bool = False
+) -> int:
+    """Memory of the KV cache for that many tokens. is_latent: of a graph that keeps latents (Graph.kv)."""
     if isinstance(decoder, ExternalGraph):
         return sum(2 * heads * size for heads, size in decoder.kv) * bytes_per_value * tokens
     if decoder.encoder is not None:
         return 0
+    if is_latent:
+        return sum(attention.latent_dim for attention in decoder.kv_attentions) * bytes_per_value * tokens
     per_token = sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
     return per_token * bytes_per_value * tokens

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.onnx.latent_attention import LatentAttentions
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mla import latent_qkv, latent_values
 from embedllm.export.onnx.norms import Norms
@@ -60,9 +61,14 @@ class Attentions:
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
             for number in numbers
         ]
+        self.latents: LatentAttentions | None = None  # where the KV holds latents
+        if self.variant.keeps_latent(decoder, products.packing):
+            self.latents = LatentAttentions(products, norms, self.lengths, positions, self.rotated_heads)
 
     def attend(self, index: int, attention: Attention, normed: str) -> str:
         """Appends to the KV and attends: [B, T, heads * D]."""
+        if attention.mla is not None and self.latents is not None:
+            return self.latents.attend(self.decoder.kv_number(index), attention, attention.mla, normed)
         graph = self.graph
         scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
         tables, inside = ["", ""], ["", ""]
@@ -275,10 +281,12 @@ class Attentions:
         pairs = (q, attention.heads), (k, attention.kv_heads)
         return [self.rotated_heads(x, attention, heads) for x, heads in pairs]
 
-    def rotated_heads(self, x: str, attention: Attention, heads: int) -> str:
+    def rotated_heads(self, x: str, attention: Attention, heads: int, *, head_dim: int = 0) -> str:
+        """head_dim: of x; 0: that of the attention."""
         if attention.rope is None:
             return x
         inputs = [self.positions, *self.tables[attention.rope]]
         rotated = self.decoder.ropes[attention.rope].rotary_dim
-        partly = {"num_heads": heads, "rotary_embedding_dim": rotated} if rotated < attention.head_dim else {}
+        is_part = rotated < (head_dim or attention.head_dim)
+        partly = {"num_heads": heads, "rotary_embedding_dim": rotated} if is_part else {}
         return self.graph.op("RotaryEmbedding", [x, *inputs], f"{x}.rotated", MICROSOFT, **partly)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +50,7 @@ class Graph:
         outputs: Sequence[str],
         name: str,
         domain: str = "",
-        **attributes: float | str | Sequence[int],
+        **attributes: float | str | Sequence[int] | onnx.GraphProto,
     ) -> None:
         """Adds a node; empty names are inputs left out."""
         while inputs and not inputs[-1]:
@@ -67,12 +67,28 @@ class Graph:
         self._given.update(node.output)
 
     def op(
-        self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: float | str | Sequence[int]
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        name: str,
+        domain: str = "",
+        **attributes: float | str | Sequence[int] | onnx.GraphProto,
     ) -> str:
         """A node of one output, named in the present scope; gives the output."""
         name = self.named(name)
         self.node(kind, inputs, [name], name, domain, **attributes)
         return name
+
+    def choice(self, condition: str, name: str, *, then: Callable[[], str], otherwise: Callable[[], str]) -> str:
+        """What one of two branches gives, in the type of the activations. They may read every value before them."""
+        kind, branches = FLOAT_TYPES[self.activations], {}
+        for attribute, write in (("then_branch", then), ("else_branch", otherwise)):
+            nodes, given = self._nodes, set(self._given)
+            self._nodes = []
+            output = helper.make_tensor_value_info(write(), kind, None)
+            branches[attribute] = helper.make_graph(self._nodes, f"{self.named(name)}.{attribute}", [], [output])
+            self._nodes, self._given = nodes, given  # nothing outside may read what is inside
+        return self.op("If", [condition], name, **branches)
 
     def named(self, name: str) -> str:
         """A name inside the present scope, unless it is already."""

@@ -66,6 +66,7 @@ def build(
     packing: by the name of the matrix. kv_scales: by layer, what one step of a cached key and of a value stands for,
     [kv heads, D]; for a variant with kv_bits. Two values of 4 bits share a byte: past and present then end with D/2.
     read_by: the head whose `fc` gives the hidden states of a variant that has them; None: the model's own.
+    Where the variant keeps latents there are keys alone, of one KV head, and past has room for all that present holds.
     Inputs: input_ids [B, T], attention_mask [B, past + T], past_key_values.N.key and .value [B, kv heads, past, D],
     logits_from [1]. Outputs: logits [B, T', V], present.N.key and .value. Of a recurrent layer N, past_KIND.N and
     present_KIND.N in place of keys and values: [B, as embedllm/package/recurrent_state.py says].
@@ -102,12 +103,13 @@ class _Emitter:
         self.deepstack: list[str] = []  # features of images that are added behind the first layers, [images, hidden]
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
-        graph = self.graph
+        graph, keeps_latent = self.graph, self.variant.keeps_latent(decoder, self.products.packing)
         if self.variant.lengths_from_mask:
             graph.default("logits_from", -1)
             if self.variant.gives_hidden:
                 graph.default(HIDDEN_FROM, -1)
-            lengths, positions = self.lengths(), self.positions() if _reads_positions(decoder, self.variant) else ""
+            reads_positions = keeps_latent or _reads_positions(decoder, self.variant)  # which is rotated outside
+            lengths, positions = self.lengths(), self.positions() if reads_positions else ""
         else:
             lengths, positions = ["seqlens_k", "total_sequence_length"], "position_ids"
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
@@ -150,7 +152,7 @@ class _Emitter:
             graph.node("Identity", [states], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
             normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
         self.head(decoder, normed)
-        return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant))
+        return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
 
     def embedding(self, decoder: Decoder, positions: str) -> str:
         x = self.products.embedding(decoder.embedding)
@@ -388,7 +390,7 @@ def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
 
 
 def _signature(
-    decoder: Decoder, *, variant: GraphVariant
+    decoder: Decoder, *, variant: GraphVariant, keeps_latent: bool
 ) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     """Inputs and outputs, under the names that onnxruntime-genai and optimum use."""
     kind, integer = FLOAT_TYPES[variant.activations], TensorProto.INT64
@@ -424,8 +426,10 @@ def _signature(
         inputs.append(_info(HIDDEN_STATES, kind, ["batch", "tokens", decoder.hidden]))
     for number, attention in enumerate(decoder.kv_attentions):
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
-            shape = ["batch", attention.kv_heads, length, attention.head_dim // per_element]
-            infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in ("key", "value")]
+            heads, size = (1, attention.latent_dim) if keeps_latent else (attention.kv_heads, attention.head_dim)
+            shape = ["batch", heads, length, size // per_element]
+            parts = ("key",) if keeps_latent else ("key", "value")
+            infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in parts]
     for name, shape in state_shapes(decoder).items():
         for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
             infos.append(_info(f"{prefix}_{name}", kind, ["batch", *shape]))

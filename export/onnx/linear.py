@@ -246,20 +246,35 @@ class Products:
         return name
 
     def unpacked(self, parts: Sequence[Linear], packing: Packing, name: str) -> str:
-        """Matrices as floats, to which the runtime folds 8-bit ones when it loads: for exact products."""
+        """Matrices as floats, which the runtime makes when it loads: for exact products of 8 bits, and per head."""
         graph = self.graph
-        weights = graph.cast(graph.stored([f"{part.name}.weight" for part in parts]))
+        stored = graph.stored([f"{part.name}.weight" for part in parts])
         if not packing.quantized:
-            return weights
+            return graph.cast(stored)
         rows, groups = sum(part.rows for part in parts), packing.groups(parts[0].columns)
+        if packing.bits < 8:
+            weights = self.nibbles(stored, packing, [rows, groups, packing.group_size], f"{name}.integers")
+        else:
+            weights = graph.cast(stored)
 
         def per_group(kind: str) -> str:
             names = [f"{part.name}.{kind}" for part in parts]
             return graph.cast(graph.stored(names, shape=[rows, groups, 1], name=f"{names[0]}.groups"))
 
+        def zeros() -> str:
+            if not packing.stores_zeros:
+                return graph.cast(graph.constant(1 << packing.bits - 1))
+            if packing.bits == 8:
+                return per_group("zero")
+            held = groups + groups % 2  # a row ends with a whole byte
+            stored_zeros = graph.stored([f"{part.name}.zero" for part in parts])
+            zero = self.nibbles(stored_zeros, packing, [rows, held, 1], f"{name}.zeros")
+            bounds = [graph.constant(value) for value in (0, groups, 1)]
+            return zero if held == groups else graph.op("Slice", [zero, *bounds], f"{name}.zeros.given")
+
         centred = weights
         if not packing.has_minimum:
-            zero = per_group("zero") if packing.stores_zeros else graph.cast(graph.constant(128))
+            zero = zeros()
             centred = graph.op("Sub", [weights, zero], f"{name}.centred")
         scaled = graph.op("Mul", [centred, per_group("scale")], f"{name}.scaled")
         if packing.has_minimum:

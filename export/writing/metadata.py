@@ -56,7 +56,7 @@ def manifest_of(
     return {
         **facts,
         "context": model.context,
-        "graphs": [dataclasses.asdict(graph) for graph in graphs],
+        "graphs": [graph.as_json() for graph in graphs],
         "quantization": {name: packed.entry for name, packed in packing.items()},
         "architecture": to_json(model),
         "files": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,12 +74,12 @@ def described_package(
     graph = next(graph for graph in variants(decoder, decided.packing) if graph.variant == variant)
     model = Model(decoder=decoder, layout=decided.layout, packing=decided.packing, exact=recipe.exact)
     (folder / graph.file).write_bytes(build(variant, model))
-    write_json(folder / MANIFEST, _manifest(folder, decided, recipe, [dataclasses.asdict(graph)], hashes))
+    write_json(folder / MANIFEST, _manifest(folder, decided, recipe, [graph.as_json()], hashes))
     return folder
 
 
 def _manifest(
-    folder: Path, decided: Plan, recipe: Recipe, graphs: list[dict[str, object]], hashes: dict[str, str]
+    folder: Path, decided: Plan, recipe: Recipe, graphs: Sequence[Mapping[str, object]], hashes: dict[str, str]
 ) -> dict[str, object]:
     names = [WEIGHTS, *(str(graph["file"]) for graph in graphs)]
     return {

@@ -14,8 +14,8 @@ from embedllm.files.safetensors_header import read_header
 from embedllm.files.version import __version__
 from embedllm.kv_cache.prefix_cache import PREFIX_CACHE_BYTES
 from embedllm.loading.load import load
-from embedllm.package.architecture import Decoder, Moe
-from embedllm.package.external_graph import ExternalGraph
+from embedllm.package.architecture import Moe
+from embedllm.package.entries import LATENT
 from embedllm.package.package import Package
 from embedllm.package.packing import packings
 from embedllm.package.tensors import kv_bytes, linears, norms
@@ -41,7 +41,7 @@ class Ours:
     def about(self) -> About:
         package, device = self._model.package, self._model.device
         name, _, version = device.backend.partition(" ")
-        kv = kv_bytes_per_token(package.architecture, device.name.rpartition("+")[2], exact=self._exact)
+        kv = kv_bytes_per_token(package, device.name.rpartition("+")[2], exact=self._exact)
         return About(
             **asdict(package_facts(package, context=self._model.context, kv_bytes_per_token=kv)),
             versions={"embedllm": __version__, name: version},
@@ -128,10 +128,14 @@ def step_bytes(package: Package) -> int:
     return round(sum(tensor.length * shares.get(name.rpartition(".")[0], 0.0) for name, tensor in tensors.items()))
 
 
-def kv_bytes_per_token(decoder: Decoder | ExternalGraph, device: str, *, exact: bool) -> float | None:
+def kv_bytes_per_token(package: Package, device: str, *, exact: bool) -> float | None:
     """That attention reads of each token before; None for devices whose KV was not looked at."""
-    footprint = _capabilities(device).footprints.get(exact)
-    return None if footprint is None else kv_bytes(decoder, 1, 1) * footprint.kv_bits / 8
+    can = _capabilities(device)
+    footprint, graphs = can.footprints.get(exact), can.graphs(package, exact=exact)
+    if footprint is None:
+        return None
+    is_latent = bool(graphs) and graphs[0].kv == LATENT
+    return kv_bytes(package.architecture, 1, 1, is_latent=is_latent) * footprint.kv_bits / 8
 
 
 def _capabilities(device: str) -> Capabilities:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder, Linear, Moe, Norm, Rope
-from embedllm.package.entries import FileEntry
+from embedllm.package.entries import LATENT, FileEntry
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_bytes
@@ -164,7 +164,7 @@ def describe_package(package: Package, contexts: Sequence[int] = ()) -> Descript
         matrix_bits_per_weight=_matrix_bits(storage, decoder),
         storage=storage,
         packing=_packing(manifest.get("quantization")),
-        memory=memory(decoder, size, contexts),
+        memory=memory(decoder, size, contexts, is_latent=any(graph.kv == LATENT for graph in package.listed)),
         graphs=report_graphs(package, header),
         tokens=_tokens(package),
         files=package.files,
@@ -196,17 +196,23 @@ def shares(header: TensorFile, decoder: Decoder, file_bytes: int) -> tuple[Share
     )
 
 
-def memory(decoder: Decoder | ExternalGraph, weights_bytes: int, contexts: Sequence[int] = ()) -> tuple[Memory, ...]:
-    """What one sequence needs at several lengths. Raises ValueError for one that the package cannot hold."""
+def memory(
+    decoder: Decoder | ExternalGraph, weights_bytes: int, contexts: Sequence[int] = (), *, is_latent: bool = False
+) -> tuple[Memory, ...]:
+    """What one sequence needs at several lengths. Raises ValueError for one that the package cannot hold.
+
+    is_latent: the graph with float32 activations keeps latents (Graph.kv); those with float16 do not.
+    """
     lengths = sorted(set(contexts)) or [*(c for c in _CONTEXTS if c < decoder.context), decoder.context]
     if not 1 <= lengths[0] <= lengths[-1] <= decoder.context:
         wrong = lengths[0] if lengths[0] < 1 else lengths[-1]
         raise ValueError(f"context is {wrong} tokens; expected 1 to {decoder.context}, what this package holds.")
-    return tuple(_memory(decoder, weights_bytes, length) for length in lengths)
+    return tuple(_memory(decoder, weights_bytes, length, is_latent=is_latent) for length in lengths)
 
 
-def _memory(decoder: Decoder | ExternalGraph, weights_bytes: int, context: int) -> Memory:
-    float32, float16 = (kv_bytes(decoder, context, size) + state_bytes(decoder) for size in (4, 2))
+def _memory(decoder: Decoder | ExternalGraph, weights_bytes: int, context: int, *, is_latent: bool) -> Memory:
+    float32 = kv_bytes(decoder, context, 4, is_latent=is_latent) + state_bytes(decoder)
+    float16 = kv_bytes(decoder, context, 2) + state_bytes(decoder)
     return Memory(
         context=context,
         kv_float32_bytes=float32,
