@@ -192,8 +192,8 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = options.rate * min(share / _WARM_UP + 0.01, 1.0) * (1 - share)
         ids, spans = ids.to(options.device), spans.to(options.device)
+        embedded, features, wanted, known = read_by_model(model, ids, options.layers, head.tokens)
         with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.device == "cuda"):
-            embedded, features, wanted, known = read_by_model(model, ids, options.layers, head.tokens)
             made = head.unrolled(embedded, features, options.guesses)
         loss = loss_of(made, wanted, guessed_places(ids, spans) & known)
         optimizer.zero_grad()
@@ -222,12 +222,11 @@ def main() -> None:
     kept = sorted(held_out[::step], key=lambda prompt: len(prompt.tokens))
     if options.prompts:
         trained = trained[:: max(1, len(trained) // options.prompts)]
-    with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.device == "cuda"):
-        how = {"stop": [tokenizer.eos_token_id, tokenizer.pad_token_id], "most": options.new_tokens}
-        groups = in_groups(kept, options.reply_batch)
-        checked = [reply for group in groups for reply in replies_to(model, group, temperature=0.0, **how)]
-        replies = all_replies(model, trained, size=options.reply_batch, seed=options.seed,
-                              minutes=options.minutes * options.reply_share, **how)  # fmt: skip
+    how = {"stop": [tokenizer.eos_token_id, tokenizer.pad_token_id], "most": options.new_tokens}
+    groups = in_groups(kept, options.reply_batch)
+    checked = [reply for group in groups for reply in replies_to(model, group, temperature=0.0, **how)]
+    replies = all_replies(model, trained, size=options.reply_batch, seed=options.seed,
+                          minutes=options.minutes * options.reply_share, **how)  # fmt: skip
     tokens = frequent(replies, options.vocabulary, model.config.vocab_size)
     size = Size(layers=tuple(options.layers), vocabulary=options.vocabulary, heads=options.heads,
                 kv_heads=options.kv_heads, head_dim=options.head_dim, intermediate=options.intermediate)  # fmt: skip
