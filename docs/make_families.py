@@ -47,7 +47,7 @@ weights are part of the tests.
   must not exceed a chunk: export with `--context 8192`. On OpenVINO requests beyond a chunk take turns.
 - **Mixture of experts**: an expert computes only the tokens that are routed to it, by standard operators. DirectML and
   the NPU refuse mixtures, and so do `--method gptq` and the other calibrated methods; adapters have to be merged.
-  OpenVINO takes minutes to compile a mixture of hundreds of experts ([openvino.md](openvino.md)).
+  On OpenVINO the chosen experts of a layer are three operations where possible ([openvino.md](openvino.md#mixtures)).
 - **KV sharing across layers** (Gemma 3n, Gemma 4): a layer that reads the keys and values of an earlier layer has no
   KV cache of its own. With `kv="int8"` the CPU copies them at each step. DirectML refuses such layers.
 - **Per-layer embeddings (PLE)** are looked up in a table, like the token embedding. **AltUp** (Gemma 3n) multiplies the
@@ -76,22 +76,23 @@ On `cpu` and `cuda` one operator, QMoE of ONNX Runtime, computes the experts of 
   Llama 4);
 - 4 or 8 bits in groups that divide the rows, with or without zero points, all experts of a layer alike; not with the
   minimums of GGUF's K-quants, and not columns in another order;
-- matrices that lie whole rows apart in the file, which those of powers of two do, and those of Qwen3-30B-A3B;
+- gates, ups and downs that lie side by side in the file, as exports write them; a folder from before that has to be
+  exported again;
 - on `cuda`: groups of 32, 64 or 128, rows of a multiple of 64, a GPU of compute capability 8.0 or later.
 
 Other layers run expert by expert, and so does all of a model (`model.onnx`) where `exact`, a quantized KV or
 `runtime.floats` is asked for, or ONNX Runtime is older than 1.32: the rows of all tokens are sorted by expert, each
 expert multiplies its own, and everything else is done for all experts together, so that an expert that nobody chose
-costs two empty matmuls. On `webgpu`, and on `cuda` where QMoE is not used, each expert gathers its tokens and adds what
-it makes of them in their places: WebGPU's Concat fails on many empty parts (ONNX Runtime 1.32). The router is the same
-in all graphs. QMoE is given its choice as logits, of which it makes the weights again: CUDA's heeds no weights beside
-them (1.31).
+costs three empty matmuls. On `webgpu`, and on `cuda` where QMoE is not used, each expert gathers its tokens and adds
+what it makes of them in their places: WebGPU's Concat fails on many empty parts (ONNX Runtime 1.32). The router is the
+same in all graphs. QMoE is given its choice as logits, of which it makes the weights again: CUDA's heeds no weights
+beside them (1.31).
 
-QMoE wants all experts in one tensor, with the rows of gate and up in turns. The file stores each expert's gate, up and
-down one after another, which all other graphs read. So the graph has a `Gather` of rows over the stretch of the file
-from the first expert to the last, which ONNX Runtime computes when it loads, before it packs the result as
-it packs all matrices: no byte is stored twice. A folder that was exported before gets these graphs by
-`embedllm graph FOLDER --variant qmoe-float32` and `--variant qmoe-float16`.
+QMoE wants all experts in one tensor, with the rows of gate and up in turns. The file stores the weights of all gates of
+a layer side by side, then those of all ups, then the scales of both and their zero points, then the same of down; other
+graphs read each matrix alone, or ([OpenVINO](openvino.md#mixtures)) all gates as one tensor. So down is read as it
+lies. Gate and up go through a `Gather` of rows that ONNX Runtime computes when it loads, before it packs the result as
+it packs all matrices: no byte is stored twice.
 
 Measured: milliseconds of CPU time of a layer with its attention, 8 experts of a token, hidden size 1024, 512 in an
 expert, 4 bits, one thread of a Sapphire Rapids Xeon with much other work on it, ONNX Runtime 1.32, medians of
@@ -103,11 +104,14 @@ interleaved rounds (`python tests/benchmarks/bench_qmoe.py`, with `--experts` an
 | 8 | 5.6 | 4.8 | 6.1 | 5.1 | 7.9 | 6.1 |
 | 128 | 41 | 39 | 42 | 39 | 52 | 48 |
 
-Loading takes longer: three layers of 64 experts 0.5 s of CPU time instead of 0.3, of 256 experts 1.8 instead of 1.4.
-Eight layers of 128 experts with a hidden size of 2048 (1.8 GB) loaded in 11 s of CPU time instead of 4.5. They took 3.0
-GB of memory at the most and 2.9 after loading, instead of 2.8; a step took 31 to 37 ms instead of 60. Four layers in
-the shape of Qwen3.5-35B-A3B (256 experts, three of four layers Gated DeltaNet, 1.9 GB) loaded in 12 s instead of 5; a
-step took 44 ms instead of 66. The results agree with the reference as those of single experts do
+Loading: a `Gather` is folded by copying what it reads, then gathering. When experts lay one behind the other in the
+file, each of six of them copied a whole layer: 16.6 GB of page faults for 2.5 GB of weights. Four layers in the shape
+of Qwen3.5-35B-A3B with its embedding and head (256 experts, three of four layers Gated DeltaNet, 2.5 GB; two cores of
+a busy machine, ONNX Runtime 1.32, in turns, medians of CPU time): 14.9 s in that order, 7.0 s in today's, 5.9 s expert
+by expert, with 5.4, 5.3 and 5.4 GB of memory at the most. Packing takes 5.0 of the 7.0 s
+(`session.disable_prepacking=1` leaves 1.7), 2 s a GB of weights, and is the kernels' own: the whole model, 18 GB, would
+take about 25 s of two idle cores. A step takes 81 ms of CPU time instead of 108.
+The results agree with the reference as those of single experts do
 (`tests/export/onnx/test_fused_experts.py`).
 
 On `cuda` it changes more: no kernel waits for the number of an expert's tokens, so steps are captured and batches share

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,10 +72,10 @@ class Layout:
             end += place.entry.length
         return first, end - first
 
-    def between(self, first: str, last: str) -> tuple[int, int]:
-        """(offset, length) of all that lies from one entry to another, both with it."""
-        start, end = self.placed[first].offset, self.placed[last]
-        return start, end.offset + end.entry.length - start
+    def are_neighbours(self, names: Sequence[str]) -> bool:
+        """Whether entries lie next to each other."""
+        places = [self.placed[name] for name in names]
+        return all(one.offset + one.entry.length == after.offset for one, after in pairwise(places))
 
 
 def lay_out(runs: Sequence[Sequence[Entry]], metadata: dict[str, str]) -> Layout:

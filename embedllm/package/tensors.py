@@ -96,15 +96,26 @@ def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     if layer.ssm is not None:
         yield mixer_inputs(layer.ssm)
         yield (layer.ssm.o,)
-    for mlp in mlps(layer.mlp):
-        yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
-        yield (mlp.down,)
+    yield from mlp_runs(layer.mlp)
     if layer.per_layer_input is not None:
         yield (layer.per_layer_input.gate,)
         yield (layer.per_layer_input.up,)
     if layer.laurel is not None:
         yield (layer.laurel.down,)
         yield (layer.laurel.up,)
+
+
+def mlp_runs(mlp: Mlp | Moe | None) -> Iterator[tuple[Linear, ...]]:
+    """As layer_runs() of a layer's mlp. All gates of a mixture lie side by side, then all ups, then all downs, so that
+    what is stored of each can be one tensor, [experts, rows, ...] (docs/families.md#experts-as-one-operator)."""
+    if isinstance(mlp, Moe):
+        gates = tuple(expert.gate for expert in mlp.experts if expert.gate is not None)
+        yield gates + tuple(expert.up for expert in mlp.experts)
+        yield tuple(expert.down for expert in mlp.experts)
+        mlp = mlp.shared
+    if mlp is not None:
+        yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
+        yield (mlp.down,)
 
 
 def packed_alike(run: Sequence[Linear], packing: Mapping[str, object]) -> Iterator[tuple[Linear, ...]]:

@@ -161,21 +161,14 @@ class Graph:
         tensor = TensorProto(name=name, data_type=_STORED_TYPES[first.dtype], dims=shape or [rows, *first.shape[1:]])
         return self._external(tensor, self._layout.placed[entries[0]].file, self._layout.span(entries))
 
-    def stored_between(self, first: str, last: str) -> str:
-        """An initializer over the weights file from one entry to another, as rows like the first one's."""
-        place, span = self._layout.placed[first], self._layout.between(first, last)
-        entry = place.entry
-        rows = span[1] * entry.shape[0] // entry.length
-        dims = [rows, *entry.shape[1:]] if len(entry.shape) < 3 else [rows, math.prod(entry.shape[1:])]
-        tensor = TensorProto(name=f"{first}...", data_type=_STORED_TYPES[entry.dtype], dims=dims)
-        return self._external(tensor, place.file, span)
+    def stored_flat(self, entries: Sequence[str], *rows: int) -> str:
+        """As stored() of entries of one width, [*rows, width]; of vectors [*rows]."""
+        width = self._layout.placed[entries[0]].entry.shape[1:]
+        return self.stored(entries, shape=[*rows, math.prod(width)] if width else rows, name=f"{entries[0]}...")
 
-    def first_rows(self, entries: Sequence[str]) -> list[int] | None:
-        """How many rows lie between the start of the first entry and that of each; None where one is cut."""
-        first = self._layout.placed[entries[0]]
-        row = first.entry.length // first.entry.shape[0]
-        apart = [self._layout.placed[name].offset - first.offset for name in entries]
-        return None if any(distance % row for distance in apart) else [distance // row for distance in apart]
+    def are_neighbours(self, entries: Sequence[str]) -> bool:
+        """Whether stored() can join them."""
+        return self._layout.are_neighbours(entries)
 
     def outer_sum(self, one: NDArray[np.int64], other: NDArray[np.int64]) -> str:
         """one[i] + other[j], which the runtime computes when it loads: a graph has the tables alone."""

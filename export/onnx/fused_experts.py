@@ -1,8 +1,8 @@
 """The experts of a layer as one operator, QMoE of ONNX Runtime, over their matrices where these lie.
 
 QMoE reads the matrices of all experts as one tensor, in which the rows of gate and up take turns. The weights file has
-them expert by expert. A Gather over all that lies between the first and the last one puts their rows in QMoE's order;
-the runtime folds it when it loads, before it packs the result as it packs every matrix (docs/families.md).
+those of a kind side by side: down is read as it lies. A Gather puts the rows of gate and up in order; the runtime
+folds it when it loads, before it packs the result as it packs every matrix (docs/families.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.package.architecture import Linear, Moe
@@ -40,7 +39,8 @@ class FusedExperts:
     @property
     def fits(self) -> bool:
         """Whether QMoE computes what the experts do (ONNX Runtime 1.32, CPU; 1.31, CUDA), and takes their matrices."""
-        expert, packing, is_half = self.moe.experts[0], self.packing, self.graph.activations == "float16"
+        graph, expert, packing = self.graph, self.moe.experts[0], self.packing
+        is_half = graph.activations == "float16"
         block = math.lcm(packing.group_size, _BLOCK) if is_half else packing.group_size
         return (
             qmoe_computes(self.moe)
@@ -50,8 +50,10 @@ class FusedExperts:
             # of 8 bits the CPU rounds activations at every level
             and (packing.bits == 4 or self.accuracy_level > 0 or is_half)
             and (not is_half or packing.group_size in _GROUPS)
-            and all(
-                self.places(runs, kind) is not None for runs in (self.inner, self.outer) for kind in self.kinds(runs)
+            and all(  # in folders of earlier versions they are not
+                graph.are_neighbours(self.entries(runs, kind))
+                for runs in (self.inner, self.outer)
+                for kind in self.kinds(runs)
             )
         )
 
@@ -106,24 +108,19 @@ class FusedExperts:
         zeros, bias = ["zero"] * self.packing.stores_zeros, ["bias"] * bool(runs[0][0].bias)
         return ["weight", "scale", *zeros, *bias]
 
-    def places(self, runs: Runs, kind: str) -> NDArray[np.int64] | None:
-        """Where the matrices begin, [experts, matrices of one], in rows behind the first; None where QMoE's order is
-        no rule: they lie no whole rows apart, or those of one expert unlike those of another."""
-        starts = self.graph.first_rows([f"{matrix.name}.{kind}" for run in runs for matrix in run])
-        if starts is None:
-            return None
-        places = np.reshape(starts, (len(runs), -1))
-        step = places[-1, 0] // max(len(runs) - 1, 1)
-        is_regular = (places == places[0] + np.arange(len(runs))[:, None] * step).all()
-        return places if is_regular else None
+    def entries(self, runs: Runs, kind: str) -> list[str]:
+        """Those of the matrices in the order of the file: of all gates, then of all ups."""
+        return [f"{matrix.name}.{kind}" for matrices in zip(*runs, strict=True) for matrix in matrices]
 
     def rows(self, runs: Runs, kind: str) -> str:
         """What is stored of the matrices, [experts, rows, ...], where rows of the matrices of one expert take turns."""
-        graph, places = self.graph, self.places(runs, kind)
-        assert places is not None, "as fits says"
-        within = np.arange(runs[0][0].rows)[:, None] + places[0]
-        numbers = graph.outer_sum(places[:, 0], within.reshape(-1))
-        entries = [f"{matrix.name}.{kind}" for run in runs for matrix in run]
-        name = f"qmoe.{'gates_ups' if runs is self.inner else 'downs'}.{kind}"
-        found = graph.op("Gather", [graph.stored_between(entries[0], entries[-1]), numbers], name, axis=0)
+        graph, experts, together, size = self.graph, len(runs), len(runs[0]), runs[0][0].rows
+        entries = self.entries(runs, kind)
+        if together == 1:
+            found = graph.stored_flat(entries, experts, size)
+        else:
+            within = np.arange(size)[:, None] + np.arange(together) * experts * size
+            numbers = graph.outer_sum(np.arange(experts) * size, within.reshape(-1))
+            every = graph.stored_flat(entries, experts * together * size)
+            found = graph.op("Gather", [every, numbers], f"qmoe.gates_ups.{kind}", axis=0)
         return self.as_activations(found) if kind in ("scale", "bias") else found

@@ -132,27 +132,32 @@ class Mixtures:
 
     def rows_of_experts(self, moe: Moe, rows: str, counts: str) -> str:
         """What experts make of rows [1, n, hidden], which are sorted by expert. counts: [experts], of their rows."""
-        graph, one = self.graph, moe.experts[0]
-        gates = [(expert.up,) if expert.gate is None else (expert.gate, expert.up) for expert in moe.experts]
-        inner = self.by_expert(gates, rows, counts, "up")
+        one, experts = moe.experts[0], len(moe.experts)
+        parts = self.by_counts(rows, counts, experts, "up")
+        active = self.by_expert([expert.up for expert in moe.experts], parts, "up")
         if one.gate is None:
-            active = self.mlps.bent(one, inner)
+            active = self.mlps.bent(one, active)
         else:
-            gate, up = graph.named("experts.gates"), graph.named("experts.ups")
-            graph.node("Split", [inner], [gate, up], gate, axis=2, num_outputs=2)
-            active = self.mlps.gated(one, gate, up)
-        return self.by_expert([(expert.down,) for expert in moe.experts], active, counts, "down")
+            gates = [expert.gate for expert in moe.experts if expert.gate is not None]
+            active = self.mlps.gated(one, self.by_expert(gates, parts, "gate"), active)
+        parts = self.by_counts(active, counts, experts, "down")
+        return self.by_expert([expert.down for expert in moe.experts], parts, "down")
 
-    def by_expert(self, matrices: Sequence[tuple[Linear, ...]], rows: str, counts: str, name: str) -> str:
-        """The products of each expert's rows and its neighbouring matrices, one expert's behind the other's."""
+    def by_counts(self, rows: str, counts: str, experts: int, name: str) -> list[str]:
+        """The rows of each expert."""
+        whole = self.graph.named(f"experts.{name}.rows")
+        parts = [f"{whole}.{number}" for number in range(experts)]
+        self.graph.node("Split", [rows, counts], parts, whole, axis=1)
+        return parts
+
+    def by_expert(self, matrices: Sequence[Linear], parts: Sequence[str], name: str) -> str:
+        """The products of each expert's rows and its matrix, one expert's behind the other's."""
         graph, scope = self.graph, self.graph.scope
         whole = graph.named(f"experts.{name}")
-        parts = [f"{whole}.rows.{number}" for number in range(len(matrices))]
-        graph.node("Split", [rows, counts], parts, f"{whole}.rows", axis=1)
         made: list[str] = []
-        for number, (part, run) in enumerate(zip(parts, matrices, strict=True)):
+        for number, (part, matrix) in enumerate(zip(parts, matrices, strict=True)):
             graph.scope = f"{scope}.experts.{number}"
-            made.append(self.products.linear(part, run, name))
+            made.append(self.products.linear(part, [matrix], name))
         graph.scope = scope
         graph.node("Concat", made, [whole], whole, axis=1)
         return whole
