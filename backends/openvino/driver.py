@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ _INSTALL = "pip install openvino, which is the extra embedllm[openvino]"
 _FREE_FORM = f"{_CPU}:"  # a target in OpenVINO's own words follows
 _PLUGINS = ("CPU", "GPU", "AUTO", "HETERO")  # with dynamic shapes
 _GRAPHS = (OPENVINO,)
+_X86 = ("x86_64", "amd64")
 _log = logging.getLogger("embedllm")
 
 
@@ -138,6 +140,12 @@ def _open_encoder(options: OpenOptions) -> Engine:
 
 def _unsupported(package: Package, kv: str | None) -> Unsupported | None:
     decoder = package.architecture
+    if isinstance(decoder, Decoder) and decoder.is_mixture and platform.machine().lower() not in _X86:
+        return Unsupported(
+            f"'{package.name}' is a mixture of experts, all of which OpenVINO 2026.4 computes for every token on a "
+            f"processor of type '{platform.machine()}'; on x86 it computes the chosen ones",
+            "use the device 'cpu'",
+        )
     if kv is None or not isinstance(decoder, Decoder) or not any(one.softcap for one in decoder.attentions):
         return None
     return Unsupported(

@@ -144,6 +144,10 @@ class Ir:
         name += f"#{self._uses[name]}" if self._uses[name] > 1 else ""
         return self._constant(name, type, shape, offset, length)
 
+    def are_neighbours(self, entries: Sequence[str]) -> bool:
+        """Whether stored() can join them; of a layout that is still to be made they will be."""
+        return self._layout is None or self._layout.are_neighbours(entries)
+
     @property
     def pool(self) -> bytes:
         """The small constants, to be stored as one entry."""

@@ -73,6 +73,27 @@ class Products:
         bias = ir.stored([f"{part.name}.bias" for part in parts], "f32", [sum(part.rows for part in parts)])
         return ir.op("Add", [product, bias], name, tensor=tensor, **BROADCAST)
 
+    def of_experts(self, x: Value, matrices: Sequence[Linear], name: str) -> Value:
+        """x [experts, T, columns] times the matrix of each expert, [experts, T, rows]. Where stacks() says so."""
+        weights = self._floats(matrices, f"{name}.weight", experts=len(matrices))
+        return self.ir.op("MatMul", [x, weights], name, transpose_a=False, transpose_b=True)
+
+    def stacks(self, matrices: Sequence[Linear]) -> bool:
+        """Whether the matrices of experts, packed as they are, can be one constant of a dimension more."""
+        packing = self._packing.get(matrices[0].name)
+        if packing is None or not packing.quantized or packing.has_minimum or packing.column_order:
+            return False
+        groups = packing.groups(matrices[0].columns)
+        kinds = ["weight", "scale", *["zero"] * packing.stores_zeros]
+        return (
+            len(list(packed_alike(matrices, self._packing))) == 1
+            and not matrices[0].bias
+            and self._stored_columns(matrices[0]) == matrices[0].columns
+            # rows of zero points that end with half a byte would have to be cut
+            and not (packing.stores_zeros and packing.bits == 4 and groups % 2)
+            and all(self.ir.are_neighbours([f"{matrix.name}.{kind}" for matrix in matrices]) for kind in kinds)
+        )
+
     def _in_order(self, x: Value, order: str, columns: int, name: str) -> Value:
         """x with its last dimension in the order of a matrix's columns."""
         ir, key = self.ir, (x, order)
@@ -81,16 +102,19 @@ class Products:
             self._ordered[key] = ir.op("Gather", [x, places, ir.constant(-1)], f"{name}.in_order", batch_dims=0)
         return self._ordered[key]
 
-    def _floats(self, parts: Sequence[Linear], name: str) -> Value:
-        """The float weights of neighbouring matrices, [rows, stored columns], by the chain that plugins keep packed."""
+    def _floats(self, parts: Sequence[Linear], name: str, *, experts: int = 0) -> Value:
+        """The float weights of neighbouring matrices, [rows, stored columns], by the chain that plugins keep packed.
+
+        experts: their number where the matrices are of one each: [experts, rows, stored columns].
+        """
         ir, packing = self.ir, self._packing.get(parts[0].name)
-        rows = sum(part.rows for part in parts)
+        rows = [experts, parts[0].rows] if experts else [sum(part.rows for part in parts)]
         columns = self._stored_columns(parts[0])
         weights = [f"{part.name}.weight" for part in parts]
         if packing is None or packing.bits == 32:
-            return ir.stored(weights, "f32", [rows, columns])
+            return ir.stored(weights, "f32", [*rows, columns])
         if packing.bits == 16:
-            halves = ir.stored(weights, "f16", [rows, columns])
+            halves = ir.stored(weights, "f16", [*rows, columns])
             return ir.op("Convert", [halves], f"{name}.floats", type="f32", destination_type="f32")
         groups = packing.groups(columns)
         kind, wide = f"u{packing.bits}", packing.scale_bits == 32
@@ -100,21 +124,21 @@ class Products:
             end = "single" if wide else "half"
             return ir.op("Convert", [value], f"{name}.{what}.{end}", type=floats, destination_type=floats)
 
-        values = converted(ir.stored(weights, kind, [rows, groups, packing.group_size]), "values")
+        values = converted(ir.stored(weights, kind, [*rows, groups, packing.group_size]), "values")
         zero = None
         if packing.symmetric:
             zero = ir.packed_number(1 << packing.bits - 1, kind)
         elif packing.stores_zeros:
             held = groups + groups % (8 // packing.bits)  # a row ends with a whole byte
-            zero = ir.stored([f"{part.name}.zero" for part in parts], kind, [rows, held, 1])
+            zero = ir.stored([f"{part.name}.zero" for part in parts], kind, [*rows, held, 1])
             if held > groups:
                 bounds = [ir.constant([value]) for value in (0, groups, 1, 1)]
                 zero = ir.op("Slice", [zero, *bounds], f"{name}.zero.given")
         if zero is not None:
             values = ir.op("Subtract", [values, converted(zero, "zero")], f"{name}.centred", **BROADCAST)
-        scale = ir.stored([f"{part.name}.scale" for part in parts], floats, [rows, groups, 1])
+        scale = ir.stored([f"{part.name}.scale" for part in parts], floats, [*rows, groups, 1])
         scaled = ir.op("Multiply", [values, scale], f"{name}.scaled", **BROADCAST)
-        flat = ir.op("Reshape", [scaled, ir.constant([rows, columns])], f"{name}.flat", special_zero=False)
+        flat = ir.op("Reshape", [scaled, ir.constant([*rows, columns])], f"{name}.flat", special_zero=False)
         return flat if wide else ir.op("Convert", [flat], f"{name}.floats", type="f32", destination_type="f32")
 
     def _add_row_minimums(self, table: Linear, packing: Packing, places: Value, rows: Value, name: str) -> Value:

@@ -8,6 +8,7 @@ from embedllm.export.openvino.linear import Products
 from embedllm.package.architecture import Mlp, Moe
 from embedllm.package.tensors import expert_scales_name, experts_bias_name, score_correction_name
 
+_FUSED = ("silu", "gelu", "gelu_tanh")
 _SMALLEST = 1e-20  # added to a sum that is divided by
 
 
@@ -29,12 +30,8 @@ def mlp(products: Products, mlp: Mlp, x: Value) -> Value:
 
 
 def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
-    """The weighted sum of what the chosen experts make of [B, T, hidden], and the shared one's.
-
-    A slot is a token and one of its experts. Slots are sorted by expert, so that every expert has its rows in one
-    piece, none where nobody chose it; what they give is brought back into the order of the tokens.
-    """
-    ir, used, hidden = products.ir, moe.top_k, moe.router.columns
+    """The weighted sum of what the chosen experts make of [B, T, hidden], and the shared one's."""
+    ir, hidden = products.ir, moe.router.columns
     norms, stream = moe.norms, x
     x = x if norms is None else normed(ir, x, norms.experts, "experts.norm")
     flat = ir.constant([1, -1, hidden])
@@ -46,15 +43,8 @@ def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
         read = ir.op("Reshape", [read, flat], "router.tokens", special_zero=False)
     weights, chosen = _chosen(products, index, moe, read)
     ir.is_precise = False
-    slots, counts = _by_expert(ir, chosen, len(moe.experts))
-    made = _expert_rows(products, moe, tokens, weights, slots, counts)
-    back = _inverse(ir, slots)
-    in_order = ir.op("Gather", [made, back, ir.constant(1)], "experts.in_order", batch_dims=0)
-    of_token = ir.op("Reshape", [in_order, ir.constant([-1, used, hidden])], "experts.of_token", special_zero=False)
-    if not moe.scales_input:
-        by_slot = ir.op("Reshape", [weights, ir.constant([-1, used, 1])], "experts.weights", special_zero=False)
-        of_token = ir.op("Multiply", [of_token, by_slot], "experts.weighted", **BROADCAST)
-    total = ir.op("ReduceSum", [of_token, ir.constant([1])], "experts.sum", keep_dims=False)
+    sums = _tiled_sum if are_fused(products, moe) else _sorted_sum
+    total = sums(products, moe, tokens, weights, chosen)
     if moe.bias:
         bias = ir.stored([experts_bias_name(index)], "f32", [1, hidden])
         total = ir.op("Add", [total, bias], "experts.biased", **BROADCAST)
@@ -64,6 +54,65 @@ def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
         total = normed(ir, total, norms.experts_post, "experts.post_norm")
         x = normed(ir, stream, norms.shared, "shared.norm")
     return total if moe.shared is None else _with_shared(products, moe, x, total)
+
+
+def are_fused(products: Products, moe: Moe) -> bool:
+    """Whether plugins recognise the experts of a layer as one operation: docs/openvino.md#mixtures."""
+    one = moe.experts[0]
+    is_plain = not (one.swiglu_limit or one.up_offset or one.sparsity_cutoff or moe.scales_input)
+    if one.gate is None or one.swiglu_alpha != 1 or one.activation not in _FUSED or not is_plain:
+        return False
+    gates = [expert.gate for expert in moe.experts if expert.gate is not None]
+    ups, downs = [expert.up for expert in moe.experts], [expert.down for expert in moe.experts]
+    return all(products.stacks(matrices) for matrices in (gates, ups, downs))
+
+
+def _tiled_sum(products: Products, moe: Moe, tokens: Value, weights: Value, chosen: Value) -> Value:
+    """The weighted sum of what the chosen experts make of tokens [1, T, hidden], [T, hidden].
+
+    As if every expert computed every token, with a weight of 0 where it was not chosen: in this form, and in no
+    other, plugins find the operation that reads the chosen experts alone (docs/openvino.md#mixtures).
+    """
+    ir, one, experts, hidden = products.ir, moe.experts[0], len(moe.experts), moe.router.columns
+    flat = ir.op("Reshape", [tokens, ir.constant([-1, hidden])], "experts.tokens", special_zero=False)
+    tiles = ir.op("Tile", [flat, ir.constant([experts, 1])], "experts.tiles")
+    every = ir.op("Reshape", [tiles, ir.constant([experts, -1, hidden])], "experts.every", special_zero=False)
+    gate = products.of_experts(every, [e.gate for e in moe.experts if e.gate is not None], "experts.gate")
+    up = products.of_experts(every, [e.up for e in moe.experts], "experts.up")
+    active = ir.op("Multiply", [activated(ir, gate, one.activation), up], "experts.gated", **BROADCAST)
+    made = products.of_experts(active, [e.down for e in moe.experts], "experts.down")
+    apart = ir.op("Reshape", [made, ir.constant([experts, 1, -1, hidden])], "experts.apart", special_zero=False)
+    of_token = ir.constant([-1, moe.top_k])
+    given = ir.op("Reshape", [weights, of_token], "experts.weights", special_zero=False)  # [T, used]
+    places = ir.op("Reshape", [chosen, of_token], "experts.places", special_zero=False)
+    count = ir.size(given, 0, "experts.tokens.count")
+    shape = ir.op("Concat", [count, ir.constant([experts])], "experts.weights.shape", axis=0)
+    none = ir.op("Broadcast", [ir.constant(0.0, "f32"), shape], "experts.none", mode="numpy")
+    scattered = ir.op("ScatterElementsUpdate", [none, places, given, ir.constant(1)], "experts.all_weights")
+    by_expert = ir.op("Transpose", [scattered, ir.constant([1, 0])], "experts.by_expert")
+    by_expert = ir.op("Reshape", [by_expert, ir.constant([experts, 1, -1])], "experts.by_expert.apart",
+                      special_zero=False)  # fmt: skip
+    share = ir.op("Unsqueeze", [by_expert, ir.constant(-1)], "experts.share")
+    weighted = ir.op("Multiply", [apart, share], "experts.weighted", **BROADCAST)
+    return ir.op("ReduceSum", [weighted, ir.constant([0])], "experts.sum", keep_dims=False)
+
+
+def _sorted_sum(products: Products, moe: Moe, tokens: Value, weights: Value, chosen: Value) -> Value:
+    """As _tiled_sum(), [T, hidden], by operations that every expert has for itself.
+
+    A slot is a token and one of its experts. Slots are sorted by expert, so that every expert has its rows in one
+    piece, none where nobody chose it; what they give is brought back into the order of the tokens.
+    """
+    ir, used, hidden = products.ir, moe.top_k, moe.router.columns
+    slots, counts = _by_expert(ir, chosen, len(moe.experts))
+    made = _expert_rows(products, moe, tokens, weights, slots, counts)
+    back = _inverse(ir, slots)
+    in_order = ir.op("Gather", [made, back, ir.constant(1)], "experts.in_order", batch_dims=0)
+    of_token = ir.op("Reshape", [in_order, ir.constant([-1, used, hidden])], "experts.of_token", special_zero=False)
+    if not moe.scales_input:
+        by_slot = ir.op("Reshape", [weights, ir.constant([-1, used, 1])], "experts.weights", special_zero=False)
+        of_token = ir.op("Multiply", [of_token, by_slot], "experts.weighted", **BROADCAST)
+    return ir.op("ReduceSum", [of_token, ir.constant([1])], "experts.sum", keep_dims=False)
 
 
 def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Value, Value]:
