@@ -53,6 +53,11 @@ class ImagePlaces:
         """Whether any token has a position that is not its place."""
         return bool(self._spans)
 
+    @property
+    def layout(self) -> tuple[tuple[int, ...], ...]:
+        """What positions follow from: of each image its place and position, and its rows and columns."""
+        return tuple(self._spans)
+
     def rewind(self, place: int) -> None:
         """Forgets what begins at this place of the sequence, or behind it."""
         while self._spans and self._spans[-1].start >= place:

@@ -22,7 +22,7 @@ from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
-from embedllm.package.architecture import Decoder, DynamicVision, Eagle, Mlp, Moe
+from embedllm.package.architecture import Decoder, Eagle, Mlp, Moe
 from embedllm.package.entries import LATENT, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
@@ -160,8 +160,6 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
 def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Packing]) -> str:
     """Why a model cannot have a variant; empty when it can."""
     if variant_name in _NAMES_OF_VISION:
-        if isinstance(decoder.vision, DynamicVision) and variant_name in _NAMES_ON_GPU:
-            return "GPUs take no images of any size"
         if decoder.images_are_bidirectional and variant_name in _NAMES_ON_GPU:
             return "GPUs take no images whose tokens attend to one another"
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"

@@ -17,6 +17,8 @@ from embedllm.backends.images import FIRST_ID, ImageFeatures
 from embedllm.backends.ort.runtime import check_assignments, ort
 from embedllm.backends.ort.vision import OrtVision
 from embedllm.package.graph_variants import VISION_ON_GPU
+from embedllm.package.rope import tables
+from embedllm.package.tensors import ROPE_TABLES
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from embedllm.backends.base import Device
     from embedllm.backends.gpu.device_memory import DeviceMemory
     from embedllm.backends.images import WithImages
+    from embedllm.backends.mrope import ImagePlaces
+    from embedllm.package.architecture import Rope
     from embedllm.package.entries import Graph
     from embedllm.package.package import Package
     from embedllm.types import F32
@@ -33,6 +37,14 @@ if TYPE_CHECKING:
 FEATURES, POSITIONS = "image_features", "image_positions"
 # operators that do the work of an encoder: none of them may be left to the CPU
 _HEAVY = {"Conv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits", "MultiHeadAttention"}
+
+
+class HoldsArrays(Protocol):
+    """What tables need of an engine."""
+
+    def place(self, array: np.ndarray) -> ort.OrtValue: ...
+
+    def write(self, value: ort.OrtValue, array: np.ndarray) -> None: ...
 
 
 class RunsOnDevice(Protocol):
@@ -50,20 +62,25 @@ def open_images(
     session: ort.InferenceSession,
     start: Callable[[str], ort.InferenceSession],
     lock: AbstractContextManager[object],
+    *,
+    moves_positions: bool = False,
 ) -> tuple[ImageFeatures | None, Unsupported | None]:
     """The features of images for a decoder's graph; or why a folder takes none here, if its model sees.
 
     start: makes a session of an encoder's file, which records its assignments; called for the first image.
+    moves_positions: whether sessions give rotary tables of their own (SequenceTables).
     """
     if package.decoder.vision is None:
         return None, None
-    if package.decoder.rope.mrope is not None:
+    has_mrope = package.decoder.rope.mrope is not None
+    if has_mrope and not moves_positions:
         reason = "positions of its images (M-RoPE) are computed on other devices only"
-        return None, Unsupported(reason, "use the device 'cpu' or 'openvino'")
+        return None, Unsupported(reason, "use the device 'cpu', 'openvino' or 'webgpu'")
     if package.decoder.images_are_bidirectional:
         return None, Unsupported("tokens of its images attend to one another", "use the device 'cpu' or 'openvino'")
     variant = VISION_ON_GPU[graph.variant]
-    lacking = [] if FEATURES in {one.name for one in session.get_overridable_initializers()} else [graph.variant]
+    needed = {FEATURES, *(ROPE_TABLES if has_mrope else ())}
+    lacking = [] if needed <= _overridable(session) else [graph.variant]
     lacking += [] if package.graph(variant.name) else [variant.name]
     if lacking:
         commands = " and ".join(f"embedllm graph {package.folder} --variant {name}" for name in lacking)
@@ -77,6 +94,42 @@ def open_images(
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", "-1")  # of no captured graph
     return ImageFeatures(lambda: OrtVision(package, variant, started, lock=lock, options=options)), None
+
+
+class SequenceTables:
+    """Rotary tables in a sequence's buffers on the device, whose rows images move (M-RoPE).
+
+    They have the rows of all places, behind the last image too, so captured steps read them as they are.
+    """
+
+    def __init__(self, gpu: HoldsArrays, rope: Rope, capacity: int) -> None:
+        self._gpu, self._capacity = gpu, capacity
+        self._layout: tuple[tuple[int, ...], ...] = ()  # of the images that the rows are for
+        self._default = tables(rope, capacity)
+        self._values = [gpu.place(np.ascontiguousarray(rows)) for rows in self._default]
+
+    def bind(self, binding: ort.IOBinding) -> None:
+        for name, value in zip(ROPE_TABLES, self._values, strict=True):
+            binding.bind_ortvalue_input(name, value)
+
+    def fit(self, places: ImagePlaces | None) -> None:
+        """Makes them those of a sequence with these images."""
+        layout = () if places is None else places.layout
+        if layout == self._layout:
+            return
+        rows = self._default if places is None or not layout else places.rope_rows(0, self._capacity)
+        for value, new in zip(self._values, rows, strict=True):
+            self._gpu.write(value, np.ascontiguousarray(new))
+        self._layout = layout
+
+
+def takes_tables(session: ort.InferenceSession) -> bool:
+    """Whether a graph has rotary tables as inputs."""
+    return set(ROPE_TABLES) <= _overridable(session)
+
+
+def _overridable(session: ort.InferenceSession) -> set[str]:
+    return {one.name for one in session.get_overridable_initializers()}
 
 
 def is_image(token: int) -> bool:

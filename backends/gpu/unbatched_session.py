@@ -15,9 +15,10 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_room, check_span, check_state
-from embedllm.backends.gpu.images import FEATURES, POSITIONS, image_arrays
+from embedllm.backends.gpu.images import FEATURES, POSITIONS, SequenceTables, image_arrays, takes_tables
 from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, empty_kv
 from embedllm.backends.gpu.webgpu_kv import GpuState, KvCopier, host_parts
+from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.runtime import device_errors, ort
 from embedllm.backends.sessions.kv_arrays import on_host
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -41,6 +42,14 @@ class Buffers:
         self.kv: dict[str, ort.OrtValue] = empty_kv(gpu, self.capacity)
         self.logits = gpu.place(np.zeros((1, 1, gpu.package.decoder.vocabulary), gpu.dtype))
         self.binding = bound_to(self.kv, gpu.session)
+        rope = gpu.package.decoder.rope
+        has_tables = rope.mrope is not None and takes_tables(gpu.session)
+        self.tables = SequenceTables(gpu, rope, self.capacity) if has_tables else None
+        self.bind_tables(self.binding)
+
+    def bind_tables(self, binding: ort.IOBinding) -> None:
+        if self.tables is not None:
+            self.tables.bind(binding)
 
     def close(self) -> None:
         """Releases what is not memory."""
@@ -62,6 +71,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
         super().__init__(gpu, capacity)
         self._gpu = gpu
         self._images = gpu.images
+        self._places = open_places(self._decoder, gpu.images)
         self._given: dict[str, ort.OrtValue] = {}
 
     def feed(self, tokens: Sequence[int]) -> Logits:
@@ -150,14 +160,31 @@ class UnbatchedSession(DeviceSession[Buffers]):
         given = {"attention_mask": np.ones((1, end), np.int64), "logits_from": np.array([logits_from], np.int64)}
         return self._bind_inputs(buffers, tokens, given)
 
+    def rewind(self, position: int) -> None:
+        super().rewind(position)
+        if self._places is not None:
+            self._places.rewind(position)
+
+    def put_images(self, place: int, tokens: Sequence[int]) -> None:
+        if self._places is not None:
+            self._places.put(place, tokens)
+
+    def _fit_tables(self, buffers: Buffers) -> None:
+        """Makes the rotary tables those of this sequence: another one may have had the buffers before."""
+        if buffers.tables is not None:
+            buffers.tables.fit(self._places)
+
     def _bind_inputs(
         self, buffers: Buffers, tokens: Sequence[int], given: dict[str, NDArray[np.generic]]
     ) -> ort.IOBinding:
         """A binding with these tokens, their images and what else is given."""
         found = None if self._images is None else self._images.take(tokens, lambda: self._stopping)
         binding, ids = buffers.binding, tokens
+        self.put_images(self.position, tokens)
+        self._fit_tables(buffers)
         if found is not None:
             binding, ids = bound_to(buffers.kv, self._gpu.session), found.tokens
+            buffers.bind_tables(binding)
             arrays = image_arrays(found.features, [(0, place) for place in found.places], self._gpu.dtype)
             given |= dict(zip((FEATURES, POSITIONS), arrays, strict=True))
         given["input_ids"] = np.array([ids], np.int64)

@@ -43,6 +43,7 @@ from embedllm.backends.ort.runtime import (
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.package.architecture import DynamicVision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package
@@ -118,7 +119,7 @@ class WebGpuEngine:
             self._session = self._load(path)
         try:
             self.images, self.images_unsupported = open_images(
-                package, graph, device, self.session, self._start_encoder, LOCK
+                package, graph, device, self.session, self._start_encoder, LOCK, moves_positions=True
             )
             if self.captures:
                 return
@@ -186,11 +187,13 @@ class WebGpuEngine:
 
     def _start_encoder(self, path: str) -> ort.InferenceSession:
         options, vision, file = recording_options(), self.package.decoder.vision, Path(path)
-        if _attends_to_many():
-            return start(path, options)
         assert vision is not None
+        has_windows = isinstance(vision, DynamicVision) and vision.window > 0
+        attends = _attends_to_many()
+        if attends and not has_windows:
+            return start(path, options)
         options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(file.parent))
-        return start(with_plain_attention(file, vision.hidden), options)
+        return start(with_plain_attention(file, vision.hidden, masked_only=attends), options)
 
     def _start_copier(self) -> KvCopier | None:
         """Copies KV on the GPU; None, where that fails."""

@@ -71,6 +71,7 @@ class StepBuffers(Buffers):
         for name, value in self._fixed.items():
             self.step.bind_ortvalue_input(name, value)
         self.bind_state(self.step)
+        self.bind_tables(self.step)
         self.step.bind_ortvalue_output("logits", self.logits)
         self.graph_id = next(gpu.graph_ids)
         self.options = gpu.replaying(self.graph_id)
@@ -219,6 +220,7 @@ class CapturedSession(UnbatchedSession):
         self._started = time.monotonic()
         with gpu.lock, feed_errors(self.position, lambda: self._stopping):
             try:
+                self._fit_tables(buffers)
                 if given is not None:
                     gpu.write(buffers.token, np.array([given[:1]], np.int64))
                     gpu.write(buffers.length, np.array(given[1:], np.int32))

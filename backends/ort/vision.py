@@ -48,8 +48,8 @@ class OrtVision:
             self._session = start(os.fspath(path))
 
     def encode(self, pixel_values: F32) -> F32:
-        inputs = encoder_inputs(self._vision, pixel_values)
-        inputs["pixel_values"] = inputs["pixel_values"].astype(self._dtype, copy=False)
+        inputs = {name: array.astype(self._dtype, copy=False) if array.dtype == np.float32 else array
+                  for name, array in encoder_inputs(self._vision, pixel_values).items()}  # fmt: skip
         try:
             with self._lock:
                 found = self._session.run(["image_features"], inputs, self._options)[0]

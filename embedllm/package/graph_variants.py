@@ -41,6 +41,7 @@ class GraphVariant:
     gathers_elements: bool = False
     # Split and Concat take the rows of hundreds of experts, most of which have none: WebGPU's Concat fails (1.32)
     splits_rows: bool = False
+    scatters_sums: bool = True  # ScatterND adds to what is there; WebGPU's (0.4.0) does not with float16
     fuses_experts: bool = False  # one operator computes the experts of a layer: export/onnx/fused_experts.py
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     mrope: bool = False  # and rotary tables are, of sequences whose positions images have moved (M-RoPE)
@@ -197,8 +198,11 @@ GPU_FLOAT32 = replace(
     activations="float32",
     splits_qkv=True,
     reads_halves=False,
+    mrope=True,
 )
-WEBGPU_FLOAT16 = replace(FLOAT16, name="webgpu-float16", file="model.webgpu.onnx", splits_qkv=True)
+WEBGPU_FLOAT16 = replace(
+    FLOAT16, name="webgpu-float16", file="model.webgpu.onnx", splits_qkv=True, mrope=True, scatters_sums=False
+)
 # what each value is for: docs/directml.md
 DIRECTML = replace(
     FLOAT16,

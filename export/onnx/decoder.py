@@ -135,8 +135,7 @@ class _Emitter:
                 continue
             hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
             if index < len(self.deepstack):
-                places = [hidden, "image_positions", self.deepstack[index]]
-                hidden = graph.op("ScatterND", places, "deepstack", reduction="add")
+                hidden = self.with_deepstack(hidden, self.deepstack[index])
             if layer.per_layer_input or layer.scale:
                 hidden, residual = (
                     self.with_per_layer_input(index, layer, self.total(hidden, residual), per_layer_inputs, is_last),
@@ -202,6 +201,15 @@ class _Emitter:
             graph.node("Split", ["image_features"], [features, *self.deepstack], graph.named("features"), axis=-1,
                        num_outputs=count + 1)  # fmt: skip
         return graph.op("ScatterND", [x, "image_positions", features], "seen")
+
+    def with_deepstack(self, x: str, features: str) -> str:
+        """x [B, T, hidden] with features added to the rows of images."""
+        graph = self.graph
+        if self.variant.scatters_sums:
+            return graph.op("ScatterND", [x, "image_positions", features], "deepstack", reduction="add")
+        zeros = graph.op("Sub", [x, x], "deepstack.zeros")
+        placed = graph.op("ScatterND", [zeros, "image_positions", features], "deepstack.placed")
+        return graph.op("Add", [x, placed], "deepstack")
 
     def per_layer_inputs(self, decoder: Decoder, inputs: PerLayerEmbedding, x: str) -> str:
         """The per-layer embeddings of the tokens, [B, T, layers, size]."""

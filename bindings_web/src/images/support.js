@@ -2,7 +2,7 @@
 
 const NO_KIND = undefined; // of tiles: the first kind of encoders, which manifests do not name
 const KINDS = [NO_KIND, "DynamicVision"];
-/** Graphs that take rotary tables as inputs: positions of images in rows and columns (M-RoPE) take them. */
+/** Graphs whose runs are given rotary tables here, which positions of images in rows and columns (M-RoPE) take. */
 const WITH_TABLES = ["wasm-float32", "generic-float32"];
 
 /**
@@ -17,7 +17,7 @@ export function imagesRefusal({ vision, rope }, variant) {
     return ["tokens of its images attend to one another, which takes ONNX Runtime 1.32", "use the device 'cpu' of a desktop"];
   }
   if (rope.mrope && !WITH_TABLES.includes(variant)) {
-    return [`the graph '${variant}' has no positions of images in rows and columns (M-RoPE)`, "use the device 'wasm'"];
+    return [`the graph '${variant}' is run without positions of images in rows and columns (M-RoPE)`, "use the device 'wasm'"];
   }
   return null;
 }
