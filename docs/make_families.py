@@ -106,13 +106,13 @@ interleaved rounds (`python tests/benchmarks/bench_qmoe.py`, with `--experts` an
 
 Loading: a `Gather` is folded by copying what it reads, then gathering. When experts lay one behind the other in the
 file, each of six of them copied a whole layer: 16.6 GB of page faults for 2.5 GB of weights. Four layers in the shape
-of Qwen3.5-35B-A3B with its embedding and head (256 experts, three of four layers Gated DeltaNet, 2.5 GB; two cores of
-a busy machine, ONNX Runtime 1.32, in turns, medians of CPU time): 14.9 s in that order, 7.0 s in today's, 5.9 s expert
-by expert, with 5.4, 5.3 and 5.4 GB of memory at the most. Packing takes 5.0 of the 7.0 s
-(`session.disable_prepacking=1` leaves 1.7), 2 s a GB of weights, and is the kernels' own: the whole model, 18 GB, would
-take about 25 s of two idle cores. A step takes 81 ms of CPU time instead of 108.
-The results agree with the reference as those of single experts do
-(`tests/export/onnx/test_fused_experts.py`).
+of Qwen3.5-35B-A3B with its embedding and head (256 experts, three of four layers Gated DeltaNet, zero points, 2.5 GB;
+two cores of a busy machine, ONNX Runtime 1.32, in turns, medians of CPU time): 14.9 s in that order, 7.0 s in
+today's, 5.9 s expert by expert, with 5.4, 5.3 and 5.4 GB of memory at the most. Packing takes 5.0 of the 7.0 s
+(`session.disable_prepacking=1` leaves 1.7), 2 s a GB of weights, and is the kernels' own: the whole model, 18 GB,
+would take about 25 s of two idle cores. A step takes 81 ms of CPU time instead of 108. The results agree with the
+reference as those of single experts do (`tests/export/onnx/test_fused_experts.py`). `python
+tests/benchmarks/bench_mixture_shapes.py` writes such folders and measures them.
 
 On `cuda` it changes more: no kernel waits for the number of an expert's tokens, so steps are captured and batches share
 them. Three layers of 128 experts of which 8 are used, hidden size 2048, 768 in an expert (Qwen3-30B-A3B's), H200,
@@ -125,10 +125,10 @@ onnxruntime-gpu 1.31.1, 2026-11-24 (`python tests/benchmarks/bench_qmoe_cuda.py`
 | two layers of 256 experts, 512 in one: expert by expert | 25.5 s | 101 ms | 422 ms | 38.8 ms |
 | the same, QMoE | 1.0 s | 1.5 ms | 94 ms | 0.32 ms |
 
-Models with a recurrent state use it, too; their steps are not captured. Logits follow the reference as those of single
-experts do, alone and in batches (`pytest -m gpu -k experts tests/backends/gpu/test_cuda.py`, 12 tests on that GPU).
-WebGPU's QMoE was not tried. CUDA's has GEGLU, which Gemma 4's experts need, from ONNX Runtime 1.32 on; it is not used
-yet.
+Models with a recurrent state use it, too; their steps are not captured. Logits follow the reference as those of
+single experts do, alone and in batches (`pytest -m gpu -k experts tests/backends/gpu/test_cuda.py`, 12 tests on that
+GPU). WebGPU's QMoE is [not used yet](webgpu.md#faults). CUDA's has GEGLU, which Gemma 4's experts need, from ONNX
+Runtime 1.32 on; it is not used yet.
 
 ## Decoders
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.export import Recipe
+from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.graphs import Model, build, variants
 from embedllm.export.writing.passthrough import prequantized
 from embedllm.export.writing.plan import Plan, plan
@@ -63,7 +64,7 @@ def described_package(
     *,
     variant: str,
     seed: int = 0,
-    source: RandomSource | None = None,
+    source: Source | None = None,
 ) -> Path:
     """Writes a package with one graph; returns the folder. source: None: of that seed."""
     folder.mkdir(parents=True)
