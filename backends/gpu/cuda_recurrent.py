@@ -13,6 +13,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Session
 from embedllm.backends.gpu.cuda import index_of, lock_of, start
+from embedllm.backends.gpu.images import RECURRENT_UNSUPPORTED
 from embedllm.backends.gpu.io_binding_engine import CHUNK
 from embedllm.backends.gpu.recurrent_session import RecurrentSession
 from embedllm.backends.gpu.unbatched_session import Buffers
@@ -45,7 +46,8 @@ class RecurrentCudaEngine:
         self.remedy = LARGER_EXPORT
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.chunk = CHUNK
-        self.images: ImageFeatures | None = None  # no recurrent model that sees is described
+        self.images: ImageFeatures | None = None
+        self.images_unsupported = None if package.decoder.vision is None else RECURRENT_UNSUPPORTED
         self.copier: KvCopier | None = None  # KV that moves goes through the host
         self._index = index_of(device.name)
         self.lock = lock_of(self._index)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 FEATURES, POSITIONS = "image_features", "image_positions"
+RECURRENT_UNSUPPORTED = Unsupported(
+    "images of recurrent models are read on other devices only", "use the device 'cpu' or 'openvino'"
+)
 # operators that do the work of an encoder: none of them may be left to the CPU
 _HEAVY = {"Conv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits", "MultiHeadAttention"}
 
@@ -72,6 +75,8 @@ def open_images(
     """
     if package.decoder.vision is None:
         return None, None
+    if package.decoder.is_recurrent:
+        return None, RECURRENT_UNSUPPORTED
     has_mrope = package.decoder.rope.mrope is not None
     if has_mrope and not moves_positions:
         reason = "positions of its images (M-RoPE) are computed on other devices only"

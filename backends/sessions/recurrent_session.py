@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from embedllm.backends.base import Engine, FeedsAll, GivesHidden, Interruptible, Session, TakesAdapters
 from embedllm.backends.checks import check_rewind, check_tokens
+from embedllm.backends.images import images_of
 from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class StatefulSession:
         """Appends tokens, behind those that a rewind has left to be fed again."""
         engine, plain = self._engine, self._plain
         vocabulary = engine.package.decoder.vocabulary
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=engine.context, remedy=engine.remedy)
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=engine.context, remedy=engine.remedy,
+                     images=images_of(engine))  # fmt: skip
         try:
             while (left := self.position - plain.position) and left + len(tokens) > engine.chunk:
                 self._note(many=True)

@@ -1,4 +1,4 @@
-"""Qwen 3.5 (dense): vision-language checkpoint; text decoder only."""
+"""Qwen 3.5 (dense): vision-language model; 2-D RoPE, M-RoPE, Gated DeltaNet in three of four layers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.parts import LLAMA
+from embedllm.export.architectures._shared.qwen_vision import QWEN3_5, with_vision
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen3_5_text import describe_text
 from embedllm.package.architecture import Decoder
@@ -16,4 +17,5 @@ def describe(config: Config) -> Decoder:
     if text is None:
         raise ExportError("config.json has no 'text_config'; expected there what a Qwen 3.5 says of its text model.")
     tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", False)}
-    return describe_text(text.filled(tied), "qwen3_5", replace(LLAMA, model="model.language_model"))
+    decoder = describe_text(text.filled(tied), "qwen3_5", replace(LLAMA, model="model.language_model"))
+    return with_vision(decoder, config, QWEN3_5, interleaved=True)

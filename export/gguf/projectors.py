@@ -167,6 +167,7 @@ def _any_size(least: int, most: int) -> Callable[[Config], dict[str, object]]:
 _FIRST_SIZES = _any_size(56 * 56, 28 * 28 * 16_384)
 _LIMITS = (_MERGE, _LEAST, _MOST)
 _PAD = "<|image_pad|>"
+_QWEN3 = {"qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl_moe", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}
 PROJECTORS: Mapping[str, Projector] = {
     "idefics3": Projector(families={"llama": "idefics3"}, placeholder="<image>", activation="use_gelu",
                           config=_idefics3, processor=_tiles, keys=(_SCALE, _LONGEST)),
@@ -176,7 +177,6 @@ PROJECTORS: Mapping[str, Projector] = {
                                 processor=_FIRST_SIZES, keys=_LIMITS),
     "qwen2.5vl_merger": Projector(families={"qwen2vl": "qwen2_5_vl"}, placeholder=_PAD, activation="use_silu",
                                   config=_qwen2_5, processor=_FIRST_SIZES, keys=(*_LIMITS, _WINDOWS, _WINDOW)),
-    "qwen3vl_merger": Projector(families={"qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl_moe"}, placeholder=_PAD,
-                                activation="use_gelu", config=_qwen3,
+    "qwen3vl_merger": Projector(families=_QWEN3, placeholder=_PAD, activation="use_gelu", config=_qwen3,
                                 processor=_any_size(64 * 32 * 32, 16_384 * 32 * 32), keys=(*_LIMITS, _DEEPSTACK)),
 }  # fmt: skip

@@ -17,7 +17,17 @@ from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder, DynamicVision
 from tests.support.described import RandomSource
-from tests.support.families import BASE, MROPE, QWEN2_5_VISION, QWEN2_VISION, QWEN3_VISION, QWEN_TOKENS
+from tests.support.families import (
+    BASE,
+    DELTA,
+    MROPE,
+    QWEN2_5_VISION,
+    QWEN2_VISION,
+    QWEN3_5_HEADS,
+    QWEN3_5_VISION,
+    QWEN3_VISION,
+    QWEN_TOKENS,
+)
 from tests.support.tiny import write_tokenizer
 
 if TYPE_CHECKING:
@@ -29,7 +39,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"vision_config": QWEN2_VISION},
     "qwen2_5_vl": {"vision_config": QWEN2_5_VISION},
     "qwen3_vl": {"vision_config": QWEN3_VISION},
+    "qwen3_5": {"vision_config": QWEN3_5_VISION},
 }
+_TEXTS: dict[str, dict[str, Any]] = {"qwen3_5": {**DELTA, **QWEN3_5_HEADS, "linear_conv_kernel_dim": 4}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +81,7 @@ def dynamic_prompt(*parts: DynamicImage | Sequence[int]) -> tuple[list[int], tup
 
 def dynamic_config(family: str) -> dict[str, Any]:
     text = {**BASE, "num_hidden_layers": 3, "max_position_embeddings": 512, "rope_parameters": MROPE,
-            "eos_token_id": None, "rms_norm_eps": 1e-6}  # fmt: skip
+            "eos_token_id": None, "rms_norm_eps": 1e-6, **_TEXTS.get(family, {})}  # fmt: skip
     return {**CONFIGS[family], **QWEN_TOKENS, "model_type": family, "text_config": text}
 
 
@@ -87,6 +99,9 @@ def dynamic_checkpoint(folder: Path, family: str) -> Path:
     assert isinstance(decoder.vision, DynamicVision)
     kernel, side = f"{decoder.vision.patches}.weight", decoder.vision.patch_size
     tensors[kernel] = tensors[kernel].reshape(-1, 3, decoder.vision.temporal_patch_size, side, side)
+    for name in tensors:
+        if name.endswith(".conv1d.weight"):
+            tensors[name] = tensors[name][:, None]
     save_file(tensors, folder / "model.safetensors")
     write_tokenizer(folder, 307)
     return folder

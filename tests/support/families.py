@@ -252,8 +252,11 @@ DELTA: dict[str, Any] = {
 QWEN3_5: dict[str, Any] = {**BASE, **DELTA}
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
                 "shared_expert_intermediate_size": 32}  # fmt: skip
-QWEN3_5_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "patch_size": 8,
-                "out_hidden_size": 64, "num_position_embeddings": 4}  # fmt: skip
+QWEN3_5_VISION = {key: value for key, value in QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
+QWEN3_5_HEADS = {
+    "head_dim": 32,
+    "rope_parameters": {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
+}
 FAMILIES: dict[str, Case] = {
     "llama": case("llama", "LlamaConfig", "biases, untied head", attention_bias=True, mlp_bias=True),
     "mistral": case("mistral", "MistralConfig", "window", **WINDOWED),
@@ -443,14 +446,17 @@ FAMILIES: dict[str, Case] = {
                        "shared one, gated attention, partial rotary embedding (25%)", **QWEN_EXPERTS, **DELTA),
     "qwen3_5_text": case("qwen3_5_text", "Qwen3_5TextConfig", "Gated DeltaNet in two of three layers, gated attention, "
                          "partial rotary embedding (25%)", **DELTA),
-    "qwen3_5": case("qwen3_5", "Qwen3_5Config", "the text decoder of a multimodal checkpoint", text_config=QWEN3_5,
-                    vision_config=QWEN3_5_VISION),
+    "qwen3_5": case("qwen3_5", "Qwen3_5Config", "decoder, vision encoder, M-RoPE in turns; several images of any size",
+                    text_config={**QWEN3_5, **QWEN3_5_HEADS},
+                    vision_config=QWEN3_5_VISION, **QWEN_TOKENS),
     "qwen3_5_moe_text": case("qwen3_5_moe_text", "Qwen3_5MoeTextConfig", "Gated DeltaNet in two of three layers, 2 of "
                              "4 experts and a shared one, gated attention", intermediate_size=..., **QWEN_EXPERTS,
                              **DELTA),
     "qwen3_5_moe": Case(family="qwen3_5_moe", config_class="Qwen3_5MoeConfig", rearranged=with_stacked_experts,
-                        verified="the text decoder of a multimodal checkpoint; experts in two tensors",
-                        values={"text_config": {**QWEN3_5, **QWEN_EXPERTS}, "vision_config": QWEN3_5_VISION}),
+                        verified="decoder, whose experts are two tensors, vision encoder, M-RoPE in turns; several "
+                        "images of any size",
+                        values={"text_config": {**QWEN3_5, **QWEN_EXPERTS, **QWEN3_5_HEADS},
+                                "vision_config": QWEN3_5_VISION, **QWEN_TOKENS}),
     "qwen2_vl": Case(family="qwen2_vl", config_class="Qwen2VLConfig", rearranged=as_first_qwen_vl,
                      verified="decoder, whose checkpoint has no 'text_config', vision encoder, M-RoPE; several images "
                      "of any size",

@@ -28,11 +28,11 @@ _LANGUAGE = re.compile(r"^(model\.text_model|model\.language_model|language_mode
 _VISION = ("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "visual.",
            "model.visual.")  # fmt: skip
 _ARCHITECTURES = {"idefics3": "llama", "gemma3": "gemma3", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl",
-                  "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}  # fmt: skip
+                  "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35"}  # fmt: skip
 _TEXT_TYPES = {"idefics3": "llama", "gemma3": "gemma3_text", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
-               "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}  # fmt: skip
+               "qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}  # fmt: skip
 
-QWEN = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+QWEN = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"}
 NORMALIZED = {"image_mean": [0.5, 0.375, 0.25], "image_std": [0.25, 0.25, 0.5]}  # exact in float32, as files have them
 
 
@@ -192,7 +192,7 @@ def _qwen2_5_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 def _qwen3_keys(config: dict[str, Any]) -> dict[str, Any]:
     vision = config["vision_config"]
-    has = [index in vision["deepstack_visual_indexes"] for index in range(vision["depth"])]
+    has = [index in vision.get("deepstack_visual_indexes", ()) for index in range(vision["depth"])]
     return {"use_gelu": True, "vision.spatial_merge_size": 2, "vision.is_deepstack_layers": has}
 
 
@@ -237,5 +237,5 @@ _KINDS = {
     "qwen2_vl": _Kind(projector="qwen2vl_merger", said=lambda config: {}, tensors=_qwen2),
     "qwen2_5_vl": _Kind(projector="qwen2.5vl_merger", said=_qwen2_5_keys, tensors=_qwen2),
     "qwen3_vl": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
-    "qwen3_vl_moe": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
+    "qwen3_5": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
 }

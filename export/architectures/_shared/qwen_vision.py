@@ -1,4 +1,4 @@
-"""The vision encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, 2-D RoPE, windows or DeepStack."""
+"""The vision encoders of Qwen2-VL to Qwen 3.5: images of any size, 2-D RoPE, windows or DeepStack."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ QWEN3 = VisionShape(
     positions="pos_embed",
     deepstack="deepstack_merger_list",
 )  # fmt: skip
+QWEN3_5 = replace(QWEN3, deepstack="")
 
 
 def with_vision(decoder: Decoder, config: Config, shape: VisionShape, *, interleaved: bool = False) -> Decoder:

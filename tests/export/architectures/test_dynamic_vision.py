@@ -23,6 +23,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.peer
 
 TOLERANCE = 1e-4  # of the spread: both sides compute in float32
+RECURRENT = 3e-4  # the rounding of a state adds up over the tokens: 0.00011 in 20 of them
 REPLY = 12  # tokens
 WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
 PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
@@ -38,7 +39,9 @@ class Made(NamedTuple):
     package: Path
 
 
-FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)]
+SLOW = pytest.mark.slow
+FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", pytest.param("qwen3_vl_moe", marks=SLOW),
+                     pytest.param("qwen3_5_moe", marks=SLOW)]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES_THAT_SEE)
@@ -74,9 +77,9 @@ def pixels(images: Sequence[DynamicImage]) -> dict[str, Any]:
     }
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE) -> None:
     assert expected.std() > 0.3  # else a term could be missing unseen
-    assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+    assert np.abs(found - expected).max() <= tolerance * expected.std()
 
 
 @pytest.mark.parametrize("image", [WIDE, TALL, SMALL], ids=["wide", "tall", "small"])
@@ -110,7 +113,8 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
         logits = made.theirs(**inputs).logits[0].numpy()
         reply = made.theirs.generate(**inputs, attention_mask=torch.ones_like(ids), max_new_tokens=REPLY,
                                      min_new_tokens=REPLY, do_sample=False)  # fmt: skip
-    assert_close(llm.runner.call(fed), logits)
+    tolerance = RECURRENT if llm.package.decoder.is_recurrent else TOLERANCE
+    assert_close(llm.runner.call(fed), logits, tolerance)
     plain = llm.request([5], temperature=0, max_tokens=REPLY, stop_tokens=[])
     request = replace(plain, prompt=prompt, images=images, stop_tokens=frozenset({2}), min_tokens=REPLY)
     llm.runner.check(request)
