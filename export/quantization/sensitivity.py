@@ -1,8 +1,9 @@
 """What 4 bits cost, run by run: the KL from the model as it is when one run of matrices alone is rounded.
 
-Sequences of a text go through the float model layer by layer. In front of each layer the stream is kept, and from there
-on the rest of the model is computed again for each run of that layer: the layers before it cannot tell. In memory are a
-few passes' activations, one matrix and a block of logits, however many layers there are; time grows with their square.
+Sequences of a text go through the float model layer by layer, and with them those of every model that differs so far:
+a run of a layer begins one, the layers before it cannot tell. Several pass a layer together, so that its matrices are
+read once for all of them. In memory are the streams of all models, a few models' activations, one matrix and a block
+of logits; time grows with the square of the layers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 _LENGTH = 128  # tokens of a sequence: many beginnings say more than a few long ones
 _LOGITS = 1 << 24  # of all tokens together, which bounds the time with a large vocabulary
-_FEWEST = 512  # tokens, however large it is
+_FEWEST = 256  # tokens, however large it is
+_TOGETHER = 1 << 13  # tokens of several models that pass a layer in one go
 _BLOCK = 1 << 22  # logits of one model in memory: 16 MB
 _PIECE = 1 << 18  # values that are quantized at once, as in export/writing/stream.py
 
@@ -67,19 +69,21 @@ def _losses(
     model: _Rounding, runs: Sequence[Sequence[Linear]], on_run: Callable[[int], None]
 ) -> Iterator[tuple[int, float]]:
     """The place of each run and its KL, as the stream comes by."""
-    layers, done = len(model.decoder.layers), 0
+    layers = len(model.decoder.layers)
     first = [_first_layer(model.decoder, run) for run in runs]
+    streams: dict[int, F32] = {}  # of the models that differ so far, by the place of the run
     stream = model.x
-    base = model.head_inputs_from(0, stream, ())
-    for index in range(layers + 1):
+    for index in range(layers):
         here = [at for at in range(len(runs)) if first[at] == index]
-        variants = [(runs[at], model.head_inputs_from(index, stream, runs[at])) for at in here]
-        if variants:
-            yield from zip(here, model.divergences(base, variants), strict=True)
-            done += len(here)
-            on_run(done)
-        if index < layers:
-            stream = model.through(index, stream)
+        tables = [at for at in here if model.is_embedding(runs[at])]
+        streams |= {at: model.embedded_with(runs[at]) for at in tables}
+        begun = {at: model.layer_with(index, stream, runs[at]) for at in here if at not in tables}
+        stream, streams = model.layer_with(index, stream, ()), model.through(index, streams) | begun
+        on_run(len(streams))
+    base = model.head_inputs_of(stream)
+    ended = [(runs[at], model.head_inputs_of(streams[at]) if at in streams else base) for at in range(len(runs))]
+    yield from enumerate(model.divergences(base, ended))
+    on_run(len(runs))
 
 
 def _first_layer(decoder: Decoder, run: Sequence[Linear]) -> int:
@@ -108,24 +112,41 @@ class _Rounding(FloatPass):
         self._packing, self._search = packing, search
         self._rounded: frozenset[str] = frozenset()
 
-    def through(self, index: int, stream: F32) -> F32:
-        """What a layer makes of the stream, [S * T, hidden]."""
-        self.x = stream
-        self.layer(index)
+    def is_embedding(self, run: Sequence[Linear]) -> bool:
+        """Whether it is what the first layer's stream is read from."""
+        return run[0].name == self.decoder.embedding.name
+
+    def embedded_with(self, rounded: Sequence[Linear]) -> F32:
+        """The stream in front of the first layer, [S * T, hidden], of the model whose embedding is rounded."""
+        self.x = np.empty_like(self.x)
+        for start, rows in read_table(self.source, self.decoder.embedding):
+            self.embed(start, self._stored(rows, rounded[0]))
+        self.embedded()
         return self.x
 
-    def head_inputs_from(self, index: int, stream: F32, rounded: Sequence[Linear]) -> F32:
-        """The head's inputs with some matrices rounded, [S * T, hidden]. stream: in front of the layer `index`."""
+    def layer_with(self, index: int, stream: F32, rounded: Sequence[Linear]) -> F32:
+        """What a layer makes of a stream [S * T, hidden], with some of its matrices rounded."""
         self._rounded = frozenset(linear.name for linear in rounded)
         self.x = stream
-        if self.decoder.embedding.name in self._rounded:
-            self.x = np.empty_like(stream)
-            for start, rows in read_table(self.source, self.decoder.embedding):
-                self.embed(start, self._stored(rows, self.decoder.embedding))
-            self.embedded()
-        for at in range(index, len(self.decoder.layers)):
-            self.layer(at)
+        self.layer(index)
         self._rounded = frozenset()
+        return self.x
+
+    def through(self, index: int, streams: Mapping[int, F32]) -> dict[int, F32]:
+        """What a layer as it is makes of several models' streams."""
+        one, step = self.sequences, max(1, _TOGETHER // self.sequences.size)
+        found: dict[int, F32] = {}
+        for start in range(0, len(streams), step):
+            places = list(streams)[start : start + step]
+            self.sequences = np.tile(one, (len(places), 1))
+            made = self.layer_with(index, np.concatenate([streams[at] for at in places]), ())
+            found.update(zip(places, np.split(made, len(places)), strict=True))
+        self.sequences = one
+        return found
+
+    def head_inputs_of(self, stream: F32) -> F32:
+        """What the head is given of a stream behind the last layer."""
+        self.x = stream
         return self.head_inputs()
 
     def divergences(self, base: F32, variants: Sequence[tuple[Sequence[Linear], F32]]) -> list[float]:
