@@ -146,7 +146,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     check_encoder(decoder, recipe, request.options)
     texts = texts_of(location.folder)
     tokens = special_tokens(reader, decoder.vocabulary)
-    packed = prequantized(tensors, decoder) if recipe.bits is None else {}
+    packed = prequantized(tensors, decoder) if recipe.bits is None and recipe.mean_bits is None else {}
     recipe = recipe if packed else recipe.of_floats
     check_prequantized(packed, recipe, request.weight_options)
     planned = plan(decoder, recipe, prequantized=packed)

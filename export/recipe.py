@@ -140,7 +140,7 @@ class Recipe:
     rotate: bool = False  # Hadamard-rotate the value heads, undone by o: docs/numerics.md#rotation
     # Of these one, or none: 8 bits in place of 4 where they gain most on a text (docs/numerics.md#mixed-bits)
     size: int | None = None  # bytes of the weights file, at most
-    mean_bits: float | None = None  # the same, by weight: 8 * bytes over the number of weights
+    mean_bits: float | None = None  # the same in bits a weight, rotary tables not counted
 
     @property
     def body_bits(self) -> int:

@@ -53,7 +53,7 @@ class ModelScore:
     exact: bool | None  # float activations in every product; None: it was given loaded, which does not tell
     weights_bytes: int  # of the weights file
     weights_sha256: str
-    bits_per_weight: float | None  # 8 * weights_bytes over the number of weights; None: nothing tells that number
+    bits_per_weight: float | None  # of weights_bytes but rotary tables; None: nothing tells the number of weights
     text: TextScore | None
     tasks: tuple[TaskScore, ...]
 

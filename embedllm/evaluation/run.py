@@ -16,7 +16,7 @@ from embedllm.evaluation.sources import Opened, Source, Wish, check_vocabularies
 from embedllm.evaluation.tasks import Task, read_tasks, run_tasks
 from embedllm.files.progress import Progress
 from embedllm.model.model import Model
-from embedllm.package.tensors import parameters
+from embedllm.package.tensors import parameters, rotary_bytes
 from embedllm.text.windows import Windows, read_windows
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _model_score(one: Opened, record: Record | None, base: Record | None, tasks:
 def _bits(package: Package) -> float | None:
     if package.external is not None:  # whose graph tells the bytes of packed weights, not their number
         return None
-    return 8 * package.stored.bytes / parameters(package.architecture)
+    return 8 * (package.stored.bytes - rotary_bytes(package.architecture)) / parameters(package.architecture)
 
 
 class _Count:

@@ -350,6 +350,13 @@ def parameters(decoder: Decoder | ExternalGraph) -> int:
     return sum(m.rows * m.columns for m in matrices) + sum(vector.size for vector in vectors(decoder) if vector.source)
 
 
+def rotary_bytes(decoder: Decoder | ExternalGraph) -> int:
+    """Bytes of the rotary tables: they grow with the context, and are no weights."""
+    if isinstance(decoder, ExternalGraph):
+        return 0
+    return sum(4 * decoder.context * rope.rotary_dim for rope in decoder.ropes)  # cos and sin of half of it each
+
+
 def kv_windows(decoder: Decoder) -> tuple[int | None, ...]:
     """Of each keys and values that are kept, by their numbers: what those who read them see; None: all."""
     readers: dict[int, list[int | None]] = {}

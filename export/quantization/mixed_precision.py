@@ -14,7 +14,7 @@ from embedllm.export.writing.plan import Plan, plan, run_bytes
 from embedllm.files.progress import Progress
 from embedllm.package.architecture import Linear
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import parameters, vision_runs
+from embedllm.package.tensors import parameters, rotary_bytes, vision_runs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,16 +46,15 @@ def budget(narrow: Plan, recipe: Recipe) -> int | None:
             f"bits is {recipe.bits}, and a size or mean bits are given, which choose {NARROW} or {WIDE} for each "
             "matrix. Leave one out."
         )
-    count = parameters(narrow.decoder)
-    size = count * recipe.mean_bits / 8 if recipe.mean_bits is not None else recipe.size or 0
+    count, tables = parameters(narrow.decoder), rotary_bytes(narrow.decoder)
+    size = count * recipe.mean_bits / 8 + tables if recipe.mean_bits is not None else recipe.size or 0
     least, most = narrow.layout.size, widened(narrow, recipe, open_runs(narrow, recipe)).layout.size
     if not least <= size <= most:
-        tables = sum(one.entry.length for name, one in narrow.layout.placed.items() if name.startswith("rope."))
         raise ExportError(
-            f"asked for are {size:,.0f} bytes, {8 * size / count:.3f} bits a weight; expected {least:,} bytes "
-            f"({8 * least / count:.3f} bits), which all matrices take in {NARROW} bits, to {most:,} bytes "
-            f"({8 * most / count:.3f} bits), in {WIDE}. Give one between; a larger group takes less, and so does a "
-            f"shorter context: its rotary tables are {tables:,} of these bytes."
+            f"asked for are {size:,.0f} bytes, {8 * (size - tables) / count:.3f} bits a weight; expected {least:,} "
+            f"bytes ({8 * (least - tables) / count:.3f} bits), which all matrices take in {NARROW} bits, to {most:,} "
+            f"bytes ({8 * (most - tables) / count:.3f} bits), in {WIDE}. Give one between; a larger group takes less, "
+            f"and so does a shorter context: its rotary tables are {tables:,} of these bytes, and none of these bits."
         )
     return int(size)
 

@@ -199,14 +199,15 @@ def _check_calibration(recipe: Recipe, *, has_text: bool, has_importance: bool) 
 
 def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_json: bool) -> None:
     from embedllm.package.package import WEIGHTS, read_package
-    from embedllm.package.tensors import parameters
+    from embedllm.package.tensors import parameters, rotary_bytes
 
     package = read_package(out)
     size, weights = sum(entry.bytes for entry in package.files.values()), package.files[WEIGHTS].bytes
     count = parameters(package.architecture)
+    bits = 8 * (weights - rotary_bytes(package.architecture)) / count
     if not quiet:
         note(
-            f"wrote '{out}': {size / 1e6:,.1f} MB, {8 * weights / count:.2f} bits per weight "
+            f"wrote '{out}': {size / 1e6:,.1f} MB, {bits:.2f} bits per weight "
             f"({count / 1e6:,.1f} million weights), {seconds:.1f} s"
         )
         if shard:
@@ -220,7 +221,7 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
             "bytes": size,
             "weights_bytes": weights,
             "parameters": count,
-            "bits_per_weight": 8 * weights / count,
+            "bits_per_weight": bits,
             "context": package.context,
             "seconds": seconds,
             "graphs": [graph.file for graph in package.graphs],

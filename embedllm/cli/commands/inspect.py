@@ -109,7 +109,10 @@ def _facts(found: Description) -> Iterable[tuple[str, str]]:
     yield from _shape(found.architecture)
     yield "parameters", f"{found.parameters:,}"
     yield "matrices", f"{_packing(found)}: {found.matrix_bits_per_weight:.2f} bits per weight with scales"
-    yield "weights file", f"{_mb(found.weights_bytes)} MB, {found.bits_per_weight:.2f} bits per parameter in total"
+    yield (
+        "weights file",
+        f"{_mb(found.weights_bytes)} MB, {found.bits_per_weight:.2f} bits per parameter but for rotary tables",
+    )
     yield "tokens", f"bos {_or_none(tokens.bos)}, pad {_or_none(tokens.pad)}, stop {stop}"
     yield "written by", found.created_by or "not recorded"
 

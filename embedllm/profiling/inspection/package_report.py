@@ -16,7 +16,7 @@ from embedllm.package.entries import LATENT, FileEntry
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_bytes
-from embedllm.package.tensors import PATCHES, kv_bytes, mlps, parameters
+from embedllm.package.tensors import PATCHES, kv_bytes, mlps, parameters, rotary_bytes
 from embedllm.profiling.inspection.graph_check import GraphReport, report_graphs
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
@@ -128,7 +128,7 @@ class Description:
     task: str  # what it does, in words
     parameters: int
     weights_bytes: int  # the whole weights file
-    bits_per_weight: float  # of the whole weights file, by parameters
+    bits_per_weight: float  # of the weights file but rotary tables, by parameters
     matrix_bits_per_weight: float  # of the matrices alone, with scales and zero points
     storage: tuple[Share, ...]
     packing: tuple[PackingCount, ...]
@@ -160,7 +160,7 @@ def describe_package(package: Package, contexts: Sequence[int] = ()) -> Descript
         task=_task(decoder),
         parameters=parameters(decoder),
         weights_bytes=size,
-        bits_per_weight=8 * size / parameters(decoder),
+        bits_per_weight=8 * (size - rotary_bytes(decoder)) / parameters(decoder),
         matrix_bits_per_weight=_matrix_bits(storage, decoder),
         storage=storage,
         packing=_packing(manifest.get("quantization")),

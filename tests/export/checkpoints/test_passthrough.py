@@ -265,6 +265,14 @@ def test_with_bits_the_matrices_are_rounded_once_more(monkeypatch: pytest.Monkey
     assert open_package(again).manifest["features"] == []
 
 
+def test_mean_bits_round_once_more_as_bits_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "qwen3")
+    monkeypatch.setattr(open_source, "HuggingFaceSource", HeldSource)
+    manifest = open_package(convert(checkpoint, tmp_path / "out", Recipe(mean_bits=7.0))).manifest
+    assert manifest["recipe"]["mean_bits"] == 7.0  # type: ignore[index]
+    assert "sensitivity" in manifest
+
+
 def test_one_table_can_be_rounded_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
     monkeypatch.setattr(open_source, "HuggingFaceSource", HeldSource)
@@ -279,7 +287,7 @@ def test_one_table_can_be_rounded_alone(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [
         (Recipe(method="gptq"), "the method 'gptq'"),
         (Recipe(rotate=True), "recipe.rotate"),
-        (Recipe(mean_bits=5.0), "recipe.mean_bits"),
+        (Recipe(size=100_000), "recipe.size"),
     ],
 )
 def test_what_would_change_the_integers_is_refused(

@@ -107,12 +107,19 @@ def test_the_files_size_keeps_within_any_budget(family: str, share: float, data:
         assert len({found.packing[linear.name].bits for linear in run}) == 1
 
 
-def test_a_budget_below_a_long_models_rotary_tables_says_what_they_take() -> None:
-    recipe = Recipe(group_size=16, mean_bits=5.0)
-    narrow = plan(describe(Config(tiny_config() | {"max_position_embeddings": 32768}), None), recipe)
-    tables = 2 * 32768 * (narrow.decoder.rope.rotary_dim // 2) * 4
-    with pytest.raises(ExportError, match=rf"a shorter context: its rotary tables are {tables:,} of these bytes"):
-        budget(narrow, recipe)
+def test_rotary_tables_of_a_long_context_take_no_share_of_mean_bits() -> None:
+    recipe = Recipe(group_size=16, mean_bits=8.0)
+    short, long = (
+        plan(describe(Config(tiny_config() | {"max_position_embeddings": tokens}), None), recipe)
+        for tokens in (128, 32768)
+    )
+    tables = 2 * (32768 - 128) * (long.decoder.rope.rotary_dim // 2) * 4
+    assert 8 * tables > 8.0 * parameters(long.decoder)  # they alone would fill the budget
+    budgets = [budget(one, recipe) for one in (short, long)]
+    assert budgets[0] is not None
+    assert budgets[1] == budgets[0] + tables
+    with pytest.raises(ExportError, match=r"a shorter context: its rotary tables are .* and none of these bits"):
+        budget(long, Recipe(group_size=16, mean_bits=4.0))
 
 
 def test_tables_with_bits_of_their_own_keep_them(tmp_path: Path) -> None:
