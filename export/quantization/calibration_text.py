@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LENGTH = 512  # tokens of a sequence
 FEWEST, _MOST = 16, 128  # sequences: docs/numerics.md#calibration
+_MULTIPLICATIONS = 1 << 41  # of a pass through the layers: 20,000 tokens of 100M weights, docs/numerics.md#calibration
 _VALUES = 1 << 27  # of the widest activations of all sequences, which are in memory some five times at once
 _CHOSEN_FROM = 8  # times as many sequences are read, so that they come from all over a text
 _BUILT_IN = Path(__file__).with_name("calibration.txt")
@@ -40,9 +41,10 @@ class CalibrationText:
 
 
 def sequences_for(decoder: Decoder) -> int:
-    """How many sequences a model is calibrated on: fewer when it is so wide that memory would not do."""
-    widest = max(matrix.columns for layer in decoder.layers for matrix in linears(layer))
-    wanted = _VALUES // (widest * min(LENGTH, decoder.context))
+    """How many sequences a model is calibrated on: fewer when it is so large that time or memory would not do."""
+    matrices = [matrix for layer in decoder.layers for matrix in linears(layer)]
+    widest, weights = max(one.columns for one in matrices), sum(one.rows * one.columns for one in matrices)
+    wanted = min(_VALUES // widest, _MULTIPLICATIONS // weights) // min(LENGTH, decoder.context)
     return max(FEWEST, min(_MOST, wanted // _AT_ONCE * _AT_ONCE))
 
 

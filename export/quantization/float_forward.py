@@ -5,12 +5,15 @@ In memory are the sequences' activations and the matrix in use, however many lay
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embedllm.backends.reference.layers import Layers
+from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.export.checkpoints.tensor_mapping import Source, read_matrix, read_vector
 from embedllm.export.quantization.blas_threads import one_blas_thread
 from embedllm.package.architecture import Mlp
@@ -85,14 +88,15 @@ class FloatPass(Layers):
         return super()._linear(x, linear)
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
-        found: list[F32] = []
-        with one_blas_thread():  # two products for each head of each sequence
-            for start in range(0, self.sequences.size, self.sequences.shape[1]):
-                self.rewind(0)
-                here = slice(start, start + self.sequences.shape[1])
-                found.append(super()._attended(index, attention, q[:, here], k[:, here], v[:, here]))
-        self.rewind(0)
-        return np.concatenate(found)
+        count = len(self.sequences)
+        own = zip(*(np.split(each, count, axis=1) for each in (q, k, v)), strict=True)
+
+        def attended(one: tuple[F32, F32, F32]) -> F32:
+            return Layers(self.floats)._attended(index, attention, *one)
+
+        # two products for each head of each sequence, and between them what NumPy makes on one thread
+        with one_blas_thread(), ThreadPoolExecutor(compute_threads() or os.cpu_count(), "attention") as pool:
+            return np.concatenate(list(pool.map(attended, own)))
 
     def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32, *, is_delta: bool = True) -> F32:
         found: list[F32] = []

@@ -98,7 +98,7 @@ def filled(
     fill: writes every entry, in their order, by the function that it is given; the threads are for what it reads.
     on_bytes: called with the number of bytes as they are written.
     """
-    with Writer(path, layout) as writer, ThreadPoolExecutor(_workers(), "export") as pool:
+    with Writer(path, layout) as writer, rounding_threads() as pool:
 
         def write(name: str, data: np.ndarray) -> None:
             writer.write(name, np.ascontiguousarray(data))
@@ -226,6 +226,21 @@ def pack(
     if not np.isfinite(half).all():
         raise ExportError(f"a weight of {np.abs(rows).max():.3g} does not fit into float16; use 32 bits.")
     return half
+
+
+def pack_in_pieces(
+    pool: ThreadPoolExecutor, rows: F32, packing: Packing, *, spread: Feedback | None
+) -> Iterator[Packed | F16 | F32]:
+    """Rows of a matrix as pack() has them, with searched scales, in pieces on several threads."""
+    step = max(1, _PIECE // rows.shape[1])
+    return pool.map(
+        lambda start: pack(rows[start : start + step], packing, search=True, spread=spread), range(0, len(rows), step)
+    )
+
+
+def rounding_threads() -> ThreadPoolExecutor:
+    """Threads for reading and quantizing pieces."""
+    return ThreadPoolExecutor(_workers(), "export")
 
 
 def _ordered(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
