@@ -25,7 +25,7 @@ export class Decoder {
       .map((/** @type {any} */ layer) => ({ kvHeads: layer.attention.kv_heads, headDim: layer.attention.head_dim }));
     /** those of products, each once @type {Map<string, Matrix>} */
     this.matrices = new Map();
-    collect({ ...architecture, vision: undefined }, this.matrices); // no page reads images
+    collect({ ...architecture, vision: undefined }, this.matrices); // images/ reads the encoder's by itself
     this.matrices.delete(architecture.per_layer_embedding?.table.name);
     if (architecture.head?.name !== architecture.embedding.name) this.matrices.delete(architecture.embedding.name);
     /** by the name of the matrix @type {Map<string, Packing>} */
