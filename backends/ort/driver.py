@@ -39,11 +39,13 @@ def _devices() -> list[Device]:
 
 def _open(options: OpenOptions) -> Engine:
     from embedllm.backends.checks import cannot_run
-    from embedllm.backends.ort.engine import OrtEngine, unsupported_graph, warn_of_age
+    from embedllm.backends.ort.engine import OrtEngine, unsupported_graph, unsupported_latents, warn_of_age
 
     warn_of_age()
     if reason := unsupported_graph(options.require_graph(), options.runtime):
         raise cannot_run(options.device, reason, "use the graph 'generic-float32'")
+    if unsupported := unsupported_latents(options.require_graph()):
+        raise cannot_run(options.device, *unsupported)
     if options.require_graph().variant == EXTERNAL.name:
         from embedllm.backends.ort.external_graph.engine import ExternalGraphEngine
         from embedllm.backends.ort.external_graph.placement import on_host

@@ -32,7 +32,7 @@ from embedllm.backends.system.hardware import processor
 from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.files.optional_packages import needs
-from embedllm.package.entries import Graph
+from embedllm.package.entries import LATENT, Graph
 from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN, FLOAT32, HIDDEN, IMAGES, MTP, QMOE
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
@@ -89,6 +89,17 @@ def unsupported_graph(graph: Graph, runtime: RuntimeOptions, *, version: str = o
     if _is_older(version, _FIRST_QMOE):
         return f"ONNX Runtime {version} has no fast QMoE on the CPU; 1.32 is the first that has"
     return "QMoE rounds activations, which runtime.floats forbids" if runtime.floats else ""
+
+
+def unsupported_latents(graph: Graph, *, version: str = ort.__version__) -> Unsupported | None:
+    """Why this ONNX Runtime is too old for a graph that keeps latents, and what helps.
+
+    Older ones have no GroupQueryAttention without new keys and without outputs for them (1.24.4).
+    """
+    if graph.kv != LATENT or not _is_old(version):
+        return None
+    reason = f"its graph keeps the latents of MLA, which takes ONNX Runtime 1.31; this is {version}"
+    return Unsupported(reason, "load it from an environment with onnxruntime 1.31 or newer")
 
 
 def warn_of_age(version: str = ort.__version__) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from safetensors.numpy import save_file
 from embedllm import Sampling, load
 from embedllm.backends.base import BatchRow
 from embedllm.backends.devices.registry import open_engine
-from embedllm.backends.ort.engine import OrtEngine
+from embedllm.backends.ort.engine import OrtEngine, unsupported_latents
 from embedllm.backends.ort.session import OrtSession
+from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
@@ -149,6 +151,17 @@ def test_whole_keys_and_values_are_refused_by_a_session_of_latents(tmp_path: Pat
     whole.feed(TOKENS)
     with pytest.raises(ValueError, match="of another model"):
         latents.import_state(whole.export_state(0, whole.position))
+
+
+def test_an_older_runtime_is_refused_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime 1.24.4, the newest with DirectML, does not load such a graph."""
+    found = package(tmp_path / "package")
+    assert unsupported_latents(found.graphs[0], version="1.31.0") is None
+    old = partial(unsupported_latents, version="1.24.4")
+    monkeypatch.setattr("embedllm.backends.ort.engine.unsupported_latents", old)
+    with pytest.raises(DeviceUnavailable, match=r"takes ONNX Runtime 1\.31; this is 1\.24\.4"):
+        engine(found)
+    engine(with_whole_kv(found)).open().feed(TOKENS)
 
 
 @pytest.fixture(scope="module")
