@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import platform
 from dataclasses import replace
 from importlib.util import find_spec
@@ -39,6 +40,7 @@ _FREE_FORM = f"{_CPU}:"  # a target in OpenVINO's own words follows
 _PLUGINS = ("CPU", "GPU", "AUTO", "HETERO")  # with dynamic shapes
 _GRAPHS = (OPENVINO,)
 _X86 = ("x86_64", "amd64")
+_TILED = b"experts.tiles"  # in the name of what export/openvino/mlp.py writes for experts in one operation
 _log = logging.getLogger("embedllm")
 
 
@@ -140,7 +142,7 @@ def _open_encoder(options: OpenOptions) -> Engine:
 
 def _unsupported(package: Package, kv: str | None) -> Unsupported | None:
     decoder = package.architecture
-    if isinstance(decoder, Decoder) and decoder.is_mixture and platform.machine().lower() not in _X86:
+    if platform.machine().lower() not in _X86 and _tiles_experts(package):
         return Unsupported(
             f"'{package.name}' is a mixture of experts, all of which OpenVINO 2026.4 computes for every token on a "
             f"processor of type '{platform.machine()}'; on x86 it computes the chosen ones",
@@ -152,6 +154,15 @@ def _unsupported(package: Package, kv: str | None) -> Unsupported | None:
         f"attention of '{package.name}' has logit soft-capping, which OpenVINO does with a KV of floats only",
         "load it without kv",
     )
+
+
+def _tiles_experts(package: Package) -> bool:
+    """Whether a folder's graph gives all tokens to all experts: those of earlier versions, and of others, do not."""
+    decoder, graph = package.architecture, package.graph(OPENVINO)
+    if graph is None or not isinstance(decoder, Decoder) or not decoder.is_mixture:
+        return False
+    with (package.folder / graph.file).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(_TILED) >= 0
 
 
 def _unsupported_on_npu(package: Package, kv: str | None) -> Unsupported | None:
