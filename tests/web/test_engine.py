@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,11 @@ import embedllm
 from embedllm.backends.probe import probe
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
+from embedllm.files.atomic import write_json
 from embedllm.loading.resolve import package_folder
-from embedllm.package.package import open_package
+from embedllm.package.graph_variants import FLOAT32
+from embedllm.package.package import MANIFEST, open_package
+from tests.support.latents import mla_checkpoint
 from tests.support.vision import vision_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
@@ -411,3 +415,17 @@ def test_a_gpu_that_was_lost_is_said_and_another_load_works(
     assert "the GPU was lost (destroyed)" in answer["message"]
     opened(page, web_server, folder, "webgpu-software")
     assert greedy(page, [1, 2, 3], 4)[0] == reference(folder, [1, 2, 3], 4)[0]
+
+
+def test_a_graph_of_latents_is_passed_over_with_the_reason(page: Page, web_server: WebServer, tmp_path: Path) -> None:
+    """That of desktops (MLA), which a page would take where float32 matrices have no room, or are not there."""
+    folder = convert(mla_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe())
+    tokens = some_tokens(40, 307)
+    opened(page, web_server, folder, "wasm")
+    np.testing.assert_allclose(greedy(page, tokens, 1)[1], reference(folder, tokens, 1)[1], atol=ATOL, rtol=0)
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["variant"] == FLOAT32.name]
+    write_json(folder / MANIFEST, manifest)
+    other = folder.rename(tmp_path / "without")
+    with pytest.raises(BrowserError, match=r"'generic-float32' keeps latents \(MLA\).*add 'wasm-float32'"):
+        opened(page, web_server, other, "wasm")

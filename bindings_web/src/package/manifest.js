@@ -12,7 +12,7 @@ const AGAIN = "Export the folder again and put it there whole.";
 /**
  * @typedef {{bytes: number, sha256: string}} FileEntry  a file as it was written
  * @typedef {{file: string} & FileEntry} ShardEntry  some of a file's bytes, as a file of their own
- * @typedef {{file: string, variant: string, activations: string}} Graph
+ * @typedef {{file: string, variant: string, activations: string, kv?: string}} Graph kv: "latent" where keys are latents (MLA)
  * @typedef {{format: number, features?: string[], name: string, context: number, tokens: {stop: number[]}, graphs: Graph[],
  *   files: Record<string, FileEntry>, shards?: Record<string, ShardEntry[]>, [key: string]: unknown}} Manifest
  */

@@ -117,11 +117,16 @@ async function graphFor(device, { manifest }, decoder, { base, urls }) {
     variants = variants.slice(variants.indexOf(outcome.variant)); // float32 is right where float16 is
   }
   for (const variant of variants) {
-    const graph = manifest.graphs.find((one) => one.variant === variant);
+    const graph = manifest.graphs.find((one) => one.variant === variant && !one.kv);
     if (graph) return graph;
   }
+  const latent = manifest.graphs.find(({ variant, kv }) => kv && variants.includes(variant))?.variant;
   return {
-    reason: `the folder has no graph '${variants.join("' or '")}'`,
-    remedy: `add it: embedllm graph FOLDER --variant ${variants[0]}`,
+    reason: latent
+      ? `the graph '${latent}' keeps latents (MLA), which pages do not run`
+      : `the folder has no graph '${variants.join("' or '")}'`,
+    remedy: latent === variants[0]
+      ? "use the device 'webgpu', or 'cpu' of a desktop"
+      : `add ${latent ? `'${variants[0]}'` : "it"}: embedllm graph FOLDER --variant ${variants[0]}`,
   };
 }

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from embedllm import Sampling, load
 from embedllm.backends.base import BatchRow
@@ -18,8 +16,6 @@ from embedllm.backends.ort.engine import OrtEngine, unsupported_latents
 from embedllm.backends.ort.session import OrtSession
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
-from embedllm.export.architectures import describe
-from embedllm.export.architectures.config import Config
 from embedllm.export.graphs import stored_layout, write_variant
 from embedllm.export.onnx.decoder import build
 from embedllm.files.atomic import write_json
@@ -29,20 +25,14 @@ from embedllm.package.graph_variants import FLOAT32, INT8_KV
 from embedllm.package.package import MANIFEST, Package, open_package, sha256
 from embedllm.package.packing import packings
 from tests.support.decoder_cases import VOCABULARY, mla, plain
-from tests.support.described import RandomSource, described_package
+from tests.support.described import described_package
+from tests.support.latents import mla_checkpoint
 from tests.support.openings import device
-from tests.support.tiny import write_tokenizer
 
 GREEDY = Sampling(temperature=0)
 CLOSE = 1e-4  # of the spread of the logits: the order of float32 sums differs
 LATENT_DIM = 16 + 40  # rotary key and latent of `mla()`
 TOKENS = np.random.default_rng(5).integers(0, VOCABULARY, 40).tolist()
-CONFIG = {"model_type": "deepseek_v2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-          "first_k_dense_replace": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 307,
-          "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "q_lora_rank": None,
-          "kv_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24, "hidden_act": "silu",
-          "n_routed_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "n_shared_experts": None,
-          "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 
 
 def package(folder: Path, recipe: Recipe | None = None) -> Package:
@@ -168,12 +158,7 @@ def test_an_older_runtime_is_refused_with_what_helps(tmp_path: Path, monkeypatch
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of a tiny DeepSeek V2 with all its graphs."""
     folder = tmp_path_factory.mktemp("latent")
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
-    save_file(RandomSource(describe(Config(CONFIG))).tensors, checkpoint / "model.safetensors")
-    write_tokenizer(checkpoint, 307)
-    return convert(checkpoint, folder / "package", Recipe(method="nearest"))
+    return convert(mla_checkpoint(folder / "checkpoint"), folder / "package", Recipe(method="nearest"))
 
 
 def test_prefixes_conversations_and_guesses_go_on_working(exported: Path, tmp_path: Path) -> None:
