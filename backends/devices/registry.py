@@ -219,7 +219,8 @@ def open_draft_head(package: Package, device: Device, *, runtime: RuntimeOptions
     opens, graph = device_family(device).open_draft_head, package.graph(variant.name)
     assert opens is not None  # as _unsupported found for the target model
     if graph is None:
-        remedy = f"embedllm {package.folder.name} {package.folder.parent} CHECKPOINT --replace"
+        command = "mtp" if variant is MTP else "eagle"
+        remedy = f"embedllm {command} {package.folder.parent} CHECKPOINT --replace"
         raise PackageError(f"'{package.folder}' has no '{variant.name}' graph. Write it again: {remedy}")
     return opens(OpenOptions(package=package, device=device, graph=graph, runtime=runtime, exact=exact))
 

@@ -47,9 +47,10 @@ def head_of(package: Package, options: LoadOptions) -> Package | None:
             f"'{head.folder}' is a head of the model in '{head.folder.resolve().parent}', and drafts for no other."
         )
     if head.manifest.get("target_sha256") != package.stored.sha256:
+        command = "mtp" if head.decoder.mtp is not None else "eagle"
         raise PackageError(
             f"'{head.folder}' was made for other weights than those of '{package.name}'. "
-            f"Write it again: embedllm {head.folder.name} {package.folder} CHECKPOINT --replace"
+            f"Write it again: embedllm {command} {package.folder} CHECKPOINT --replace"
         )
     if odd := [name for name in ("kv", "adapters") if getattr(options, name) is not None]:
         raise ValueError(f"a head that drafts is not combined with {' and '.join(odd)}; leave one out.")

@@ -124,7 +124,8 @@ def find_mmproj(text: GgufModel) -> Mmproj | None:
     if len(found) > 1:
         names = " and ".join(f"'{one.model.path.name}'" for one in found)
         raise ExportError(
-            f"{names} both fit '{text.path}'. Name the one to take: --mmproj FILE; or none of them: --no-mmproj."
+            f"{names} all fit '{text.path}'. Export it with one of them, or with none: embedllm export {text.path} OUT "
+            "--mmproj FILE, or --no-mmproj."
         )
     if found:
         _log.info("'%s' has its vision encoder in '%s'", text.path, found[0].model.path)

@@ -120,7 +120,7 @@ def _qwen2(own: Config, tensors: Tensors) -> dict[str, object]:
 
 
 def _qwen2_5(own: Config, tensors: Tensors) -> dict[str, object]:
-    """All layers but each so-manieth have windows."""
+    """Every n-th layer attends to the whole image, the others have windows."""
     every, found = own.integer(_WINDOWS), _qwen(own, tensors)
     full = [index for index in range(own.integer("vision.block_count")) if (index + 1) % every == 0]
     window = own.integer(_WINDOW, 112)

@@ -186,9 +186,9 @@ def test_a_head_is_refused_where_it_does_not_belong(package: Path, checkpoint: P
     with pytest.raises(DeviceUnavailable, match="no heads that draft"):
         embedllm.load(package, device="reference", draft=head)
     other = convert(checkpoint, tmp_path / "other", Recipe(bits=4))
-    shutil.copytree(head, other / "eagle")
+    shutil.copytree(head, other / "copied")
     with pytest.raises(PackageError, match="embedllm eagle"):
-        embedllm.load(other, device="cpu", draft=other / "eagle")
+        embedllm.load(other, device="cpu", draft=other / "copied")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,9 @@ def test_which_encoder_is_taken(pair: Pair, made: Callable[[str], Path], tmp_pat
     write_pair(tmp_path / "other", made("qwen3_vl"), name="mmproj-other.gguf").mmproj.rename(tmp_path / "mmproj-q.gguf")
     assert sees(beside.text)
     (tmp_path / "mmproj-F16.gguf").write_bytes(beside.mmproj.read_bytes())
-    with pytest.raises(ExportError, match=r"'mmproj-F16.gguf' and 'model.MMPROJ.gguf' both fit .* --mmproj FILE"):
+    with pytest.raises(
+        ExportError, match=r"'mmproj-F16.gguf' and 'model.MMPROJ.gguf' all fit .* embedllm export .* --mmproj FILE"
+    ):
         sees(beside.text)
     assert sees(beside.text, beside.mmproj)
 
