@@ -43,6 +43,7 @@ from embedllm.package.graph_variants import (
 )
 from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.package.packing import Packing, packings
+from embedllm.package.tensors import mlp_runs, packed_alike
 
 if TYPE_CHECKING:
     import numpy as np
@@ -198,6 +199,8 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
     )
     if variant_name == EAGLE_HIDDEN.name:
         model = _with_head(model, package)
+    if variant_name in _OF_EXPERTS:
+        _check_experts(package, model)
     if entry := CONSTANTS_OF.get(variant_name):
         _check_constants(package, header, entry, openvino_model.constants(model.decoder, model.packing)[entry])
     try:
@@ -206,6 +209,20 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         return build(variant_name, model)
     except (KeyError, ValueError) as error:  # an entry that is not there, or not beside its neighbour
         raise ExportError(f"'{package.weights}' does not fit its manifest: {error}. Export the model again.") from error
+
+
+def _check_experts(package: Package, model: Model) -> None:
+    """Without this the experts of a folder of an earlier version would not be one operator any more, unsaid."""
+    for layer in model.decoder.layers:
+        if not isinstance(layer.mlp, Moe) or not _is_fused(layer.mlp, model.packing):
+            continue
+        for run in mlp_runs(dataclasses.replace(layer.mlp, shared=None)):
+            is_alike = len(list(packed_alike(run, model.packing))) == 1
+            if is_alike and not model.layout.are_neighbours([f"{linear.name}.weight" for linear in run]):
+                raise ExportError(
+                    f"'{package.weights}' has the experts one behind the other, as earlier versions wrote them; one "
+                    "operator reads all gates, ups and downs side by side. Export the model again."
+                )
 
 
 def _with_head(model: Model, package: Package) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.engine import OrtEngine, unsupported_graph
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.reference.engine import ReferenceEngine
+from embedllm.errors import ExportError
 from embedllm.export import Recipe
 from embedllm.export.graphs import variants, write_variant
 from embedllm.export.writing.plan import plan
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture import Decoder, Linear, Mlp, Moe
 from embedllm.package.graph_variants import FLOAT16, FLOAT32, QMOE, QMOE_FLOAT16
 from embedllm.package.package import Package, open_package
+from embedllm.package.tensors import mlps
 from tests.support.decoder_cases import VOCABULARY, plain
 from tests.support.described import described_package
 from tests.support.mixtures import DECODERS, mixture
@@ -78,6 +81,26 @@ def test_a_load_gathers_the_rows_of_gate_and_up_and_reads_no_others_for_it(tmp_p
     gathers = [node for node in graph.node if node.op_type == "Gather" and ".qmoe." in node.name]
     assert [node.name.rpartition(".")[2] for node in gathers] == ["weight", "scale", "zero"] * 2
     assert {stored[node.input[0]].dims[0] for node in gathers} == {6 * 2 * 64}
+
+
+def test_a_folder_whose_experts_lie_one_behind_the_other_keeps_its_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier versions wrote them, whose graph has the operator: one without it would take its place unasked."""
+
+    def one_by_one(mlp: Mlp | Moe | None) -> Iterator[tuple[Linear, ...]]:
+        for expert in mlps(mlp):
+            yield (expert.up,) if expert.gate is None else (expert.gate, expert.up)
+            yield (expert.down,)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("embedllm.package.tensors.mlp_runs", one_by_one)
+        package = package_of(mixture(), tmp_path / "package", RECIPES["symmetric"])
+    before = (package.folder / QMOE.file).read_bytes()
+    with pytest.raises(ExportError, match=r"experts one behind the other.*Export the model again"):
+        write_variant(package.folder, QMOE.name)
+    assert (package.folder / QMOE.file).read_bytes() == before
+    write_variant(package.folder, FLOAT32.name)  # which reads each matrix alone
 
 
 @pytest.mark.parametrize("bits", [4, 8])
