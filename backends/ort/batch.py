@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embedllm.backends.ort.binding import bind_adapter, bind_kv
-from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.ort.runtime import first_line, ort, run_options
 from embedllm.backends.sessions.shared_kv import SharedKv
 from embedllm.errors import DeviceError
 from embedllm.package.graph_variants import LAST_HIDDEN_STATE
@@ -48,7 +48,7 @@ class Batch:
         self.shared = SharedKv(slots=MAX_BATCH, context=engine.package.context, release=self._unbind)
         self._engine = engine
         self._bound: _Bound | None = None
-        self._options = ort.RunOptions()
+        self._options = run_options()
 
     def step(self, sessions: Sequence[OrtSession], tokens: Sequence[int]) -> list[F32]:
         """Appends a token to each; the logits after it, [V], which stay until that session is fed again.

@@ -22,6 +22,7 @@ from embedllm.backends.ort.runtime import (
     check_assignments,
     load_errors,
     ort,
+    run_options,
 )
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.ort.vision import open_on_cpu
@@ -200,7 +201,7 @@ class OrtEngine:
         joins = attachment is None and not exact and not package.decoder.is_recurrent
         self.max_batch = MAX_BATCH if joins else 1
         self._batches: list[Batch] = []  # one for each adapter that sessions step together with
-        self._options = ort.RunOptions()
+        self._options = run_options()
         if attachment is not None:
             check_assignments(self._session, attachment.runs, device, "use another device")
 

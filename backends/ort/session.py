@@ -13,7 +13,7 @@ from embedllm.backends.images import FIRST_ID, text_and_images
 from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.recurrent_state import HostStateMemory, States
-from embedllm.backends.ort.runtime import feed_errors, ort
+from embedllm.backends.ort.runtime import feed_errors, ort, run_options
 from embedllm.backends.sessions.hidden_rows import HiddenRows
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
@@ -83,7 +83,7 @@ class OrtSession:
         self._logits_size = self._decoder.head.rows  # fewer than tokens, of a draft head
         self._session: ort.InferenceSession | None = engine.session
         self._binding: ort.IOBinding | None = None  # of an open session
-        self._run_options = ort.RunOptions()
+        self._run_options = run_options()
         self._is_bound = False  # to its KV as that lies now
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
