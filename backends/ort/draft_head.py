@@ -64,7 +64,7 @@ class DraftHeadSession:
     def __init__(self, engine: OrtEngine) -> None:
         self.position = 0
         self._inner = engine.open()
-        self._followed: Session | None = None
+        self._followed: GivesHidden | None = None
         self._tokens: list[int] = []
         self._start = 0  # the token that the KV begins with
         self._read = 0  # tokens up to here were read with hidden states of the target model
@@ -86,7 +86,7 @@ class DraftHeadSession:
         that were read with the head's own before. Else it is one more token of a draft.
         """
         followed = self._followed
-        assert isinstance(followed, GivesHidden)
+        assert followed is not None
         assert followed.hidden is not None  # as follow() has checked
         end, inner = len(self._tokens) + len(tokens), self._inner
         if end - 1 > min(followed.position, followed.hidden.stop):

@@ -6,6 +6,7 @@ or walks it in Python: each method is a few passes of plain, vectorized float32 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ _STRIPES = 64
 
 # Weights summed in float32 before float64 takes over. Tokens of one block are also what `draw` looks through.
 _BLOCK = 512
+
+# A draft head has logits of fewer tokens than this. Their sum in one pass takes 10 us in place of 50.
+_FEW = 4096
 
 # Smaller exponents count as -inf: 152,000 tokens of exp(-80) are 1e-30 of the best one's probability. Without a limit,
 # results between exp(-103) and exp(-87) are denormal and take a processor 14 times as long: 0.7 ms, at temperature 0.3.
@@ -117,6 +121,9 @@ class NumpyLogits:
 
     def logsumexp(self, temperature: float = 1.0) -> float:
         """log(sum(exp(logit / temperature))) over the whole vocabulary."""
+        if temperature == 1 and self._softmax is None and self._row.size <= _FEW:
+            best = self._highest()
+            return best + math.log(float(np.exp(self._row - np.float32(best)).sum()))
         softmax = self._weigh(temperature)
         return self._highest() / temperature + float(np.log(softmax.cumulative[-1]))
 

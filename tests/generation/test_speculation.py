@@ -23,6 +23,7 @@ def costs(of_several: float | None = None) -> StepCosts:
     if of_several is not None:
         for fed in (2, 4, 8, 16) * 10:
             known.note(fed, STEP_S * (1 + of_several * (fed - 1)), is_rewound=False)
+        known.note(1, STEP_S, is_rewound=False)  # else it would be due
     return known
 
 
@@ -121,6 +122,35 @@ def test_costs_of_several_follow_the_clock_and_not_its_hiccups() -> None:
     for _ in range(99):
         learned.note(1, STEP_S / 2, is_rewound=True)
     assert learned.rewound < 0.1
+
+
+def test_noise_below_the_least_cost_does_not_add_up() -> None:
+    clock = costs()
+    for _ in range(400):
+        clock.note(3, 0.8 * STEP_S, is_rewound=False)
+    for _ in range(60):
+        clock.note(3, 3 * STEP_S, is_rewound=False)
+    assert clock.of(3) == pytest.approx(3, rel=0.05)
+    assert 1 <= clock.of(2) <= clock.of(3) <= clock.of(4) <= clock.of(32) < 100
+
+
+def test_the_plain_step_is_clocked_again_where_drafts_always_pay() -> None:
+    clock, fed = costs(of_several=0.1), []
+    for _ in range(300):  # the machine is twice as fast by now, and a rewind lies before each step
+        fed.append(1 if clock.is_stale else 2)
+        clock.note(fed[-1], STEP_S / 2, is_rewound=True)
+    assert clock.step_s == pytest.approx(STEP_S / 2, rel=0.01)
+    assert fed.count(1) < 15
+
+
+def test_nothing_is_proposed_where_the_plain_step_is_due() -> None:
+    text = [1, 2, 3] * 20
+    experience = known()
+    speculation = Speculator(text, experience)
+    assert proposed(speculation)
+    for _ in range(30):
+        experience.costs.note(2, STEP_S, is_rewound=False)
+    assert not proposed(speculation)
 
 
 def test_acceptance_follows_what_was_seen_last() -> None:

@@ -13,6 +13,8 @@ _KEPT = 9  # clocked steps of one token, whose median counts
 _NEEDED = 3
 _ODD = 1.5  # times what was expected, or one part: more is a hiccup of the machine, and counts as so much
 _RATE = 0.2  # how far an observation moves what is expected
+_FIRST_RATE = 0.5  # the same for the first step of that many tokens
+_STALE = 24  # steps after which one of one token is due: what all is compared with changes with what else runs
 _FADING = 0.95  # of the guesses that were seen, with each new one
 _COUNTS = (2, 4, 8, 16, 32)  # tokens of the steps whose cost is kept; the others lie between
 _FIRST = (1.1, 1.4, 2.0, 3.5, 7.0)  # before anything was clocked: a little more than a CPU takes
@@ -29,6 +31,7 @@ class StepCosts:
         self._drafts: deque[float] = deque(maxlen=_KEPT)
         self._kept = list(_FIRST)
         self._most = 0  # tokens of the largest step so far
+        self._since_single = 0  # steps
 
     @property
     def is_known(self) -> bool:
@@ -38,6 +41,11 @@ class StepCosts:
     @property
     def is_draft_known(self) -> bool:
         return len(self._drafts) >= _NEEDED
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a step of one token is to be clocked again."""
+        return self._since_single >= _STALE
 
     @property
     def rewound(self) -> float:
@@ -57,9 +65,11 @@ class StepCosts:
 
     def note(self, fed: int, seconds: float, *, is_rewound: bool) -> None:
         """Takes a step; is_rewound: something was rewound before it."""
-        if fed == 1 and not is_rewound:
-            self._singles.append(seconds)
+        self._since_single += 1
+        if fed == 1 and (not is_rewound or self.is_stale):
+            self._singles.append(seconds - is_rewound * self.rewound * self.step_s)
             self.step_s = _median(self._singles)
+            self._since_single = 0
             return
         if not self.is_known:
             return
@@ -67,14 +77,24 @@ class StepCosts:
         if is_rewound:
             self._rewound += 0.1 * (self.clipped(seconds, expected + self.rewound) - expected - self._rewound)
             return
-        change = _RATE * (self.clipped(seconds, expected) - expected)
+        change = (_RATE if fed <= self._most else _FIRST_RATE) * (self.clipped(seconds, expected) - expected)
         above, share = _between(fed)
         self._kept[above] += change * share
         self._kept[above - 1] += change * (1 - share)
         self._most = max(self._most, fed)
-        for place, count in enumerate(_COUNTS):
-            if count > self._most and place > above:  # not tried yet; likely it is as much off
-                self._kept[place] += change * count / fed
+        self._extrapolate(bisect_left(_COUNTS, self._most))
+        for place in range(len(_COUNTS)):
+            # more tokens never cost less: else noise below the least cost, which of() cuts off, would add up for good
+            self._kept[place] = max(self._kept[place], self._kept[place - 1] if place else 1.0)
+
+    def _extrapolate(self, tried: int) -> None:
+        """Costs of more tokens than were tried, up to that place: along a line, or as much off as the first."""
+        off = self._kept[0] - _FIRST[0]
+        slope = (self._kept[tried] - self._kept[tried - 1]) / (_COUNTS[tried] - _COUNTS[tried - 1]) if tried else 0.0
+        for place in range(tried + 1, len(_COUNTS)):
+            count = _COUNTS[place]
+            line = self._kept[tried] + slope * (count - _COUNTS[tried])
+            self._kept[place] = line if tried else _FIRST[place] + off * count / _COUNTS[0]
 
     def note_draft(self, seconds: float) -> None:
         """Takes a step of the draft model."""

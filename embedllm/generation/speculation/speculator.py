@@ -145,7 +145,7 @@ class Speculator:
     def propose(self, most: int) -> FeedGenerator:
         self._drafted, self._free_s = 0, 0.0
         self._pending.clear()
-        if not self._costs.is_known:
+        if not self._costs.is_known or self._costs.is_stale:
             return ()
         if (room := self._room()) is not None:
             most = min(most, room - 1)
