@@ -151,6 +151,8 @@ class UnbatchedSession(DeviceSession[Buffers]):
             yield
         except BaseException:
             self.position = start
+            if self._places is not None:
+                self._places.rewind(start)  # or steps behind it would have positions of images that are not there
             raise
 
     def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:

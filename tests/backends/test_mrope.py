@@ -15,11 +15,13 @@ import pytest
 import embedllm
 from embedllm import Cancel, Model
 from embedllm.backends.base import FeedsAll, MovesState, PlacesImages, VisionEncoder
+from embedllm.backends.gpu.unbatched_session import UnbatchedSession
 from embedllm.backends.images import ImageFeatures, image_ids, images_of, place_images
 from embedllm.backends.mrope import ImagePlaces
 from embedllm.backends.openvino.engine import OvEngine
 from embedllm.backends.openvino.runtime import devices as openvino_devices
-from embedllm.errors import DeviceUnavailable
+from embedllm.backends.ort.session import OrtSession
+from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.export.verify import verify_folder
 from embedllm.generation.request import Request
@@ -314,6 +316,31 @@ def test_steps_behind_an_image_give_what_a_prompt_gives(llm: Model, reference: M
         assert_close(row, expected[-1], case.tolerance)
         text = llm.runner.call(lambda: stepped([5, 6, 7, 8], 1))
         assert_close(text, fed(reference, [5, 6, 7, 8])[-1], case.tolerance)
+
+
+def test_a_feed_that_failed_leaves_no_positions(
+    llm: Model, reference: Model, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next feeds are of one token, which a GPU computes by captured steps."""
+    ids, expected = prompt(llm, *PROMPT), fed(reference, [5, 6, 11, 12, 13])[-1]
+
+    def fail(*_: object) -> None:
+        raise DeviceError("lost")
+
+    def stepped() -> np.ndarray:
+        session = llm.runner.engine.open()
+        if not isinstance(session, OrtSession | UnbatchedSession):
+            pytest.skip("its runs are fed otherwise")
+        session.feed(ids[:2])
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "_run", fail)
+            with pytest.raises(DeviceError, match="lost"):
+                session.feed(ids[2:])
+        row = [session.feed([token]) for token in (11, 12, 13)][-1].values(range(len(expected)))
+        session.close()
+        return np.asarray(row)
+
+    assert_close(llm.runner.call(stepped), expected, case.tolerance)
 
 
 def test_cuda_takes_text_only(package: Path) -> None:
