@@ -35,7 +35,7 @@ def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = 
     The first time all of it is read to be hashed, and exported by the default options unless it is kept under that
     hash; later its size and times tell that it is the same. Raises ExportError, UnsupportedModel, EmbedError.
     """
-    from embedllm.export.gguf.mmproj import beside
+    from embedllm.export.gguf.mmproj import mmproj_files
     from embedllm.export.gguf.reader import part_files
     from embedllm.loading.content_hash import content_hash
     from embedllm.loading.export_cache import cached_export
@@ -45,7 +45,7 @@ def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = 
         raise ExportError(f"there is no file '{first}'; expected a model in GGUF.")
     files = part_files(first)
     # with all that may be its vision encoder: the export finds out which one is
-    digest = content_hash([*files, *beside(files)], "gguf", on_progress)
+    digest = content_hash([*files, *mmproj_files(files)], "gguf", on_progress)
 
     def make(out: Path) -> None:
         from embedllm.export import convert

@@ -74,8 +74,10 @@ def open_mmproj(path: Path, text: GgufModel) -> Mmproj:
             f"'{path}' is a model of the architecture '{_architecture(model)}'; expected '{_ARCHITECTURE}', the vision "
             "encoder of a model (mmproj)."
         )
-    said = {key.removeprefix(_KEYS): _plain(value) for key, value in model.metadata.items() if key.startswith(_KEYS)}
-    own = Config(said, f"'{path}', {_KEYS}*")
+    metadata = {
+        key.removeprefix(_KEYS): _plain(value) for key, value in model.metadata.items() if key.startswith(_KEYS)
+    }
+    own = Config(metadata, f"'{path}', {_KEYS}*")
     kind = own.text("projector_type", own.text("vision.projector_type", ""))
     projector = PROJECTORS.get(kind)
     if projector is None:
@@ -88,7 +90,7 @@ def open_mmproj(path: Path, text: GgufModel) -> Mmproj:
             f"'{path}' is the vision encoder of another model: its projector '{kind}' goes with the architecture "
             f"{' or '.join(projector.families)}; '{text.path}' is '{_architecture(text)}'."
         )
-    projector.check(own, said, str(path))
+    projector.check(own, metadata, str(path))
     hidden = text.metadata.get(f"{_architecture(text)}.embedding_length")
     if (width := own.integer("vision.projection_dim")) != hidden:
         raise ExportError(
@@ -98,7 +100,7 @@ def open_mmproj(path: Path, text: GgufModel) -> Mmproj:
     return Mmproj(model=model, projector=projector, own=own, text=text, image_token=_image_token(text, projector))
 
 
-def beside(files: Sequence[Path]) -> list[Path]:
+def mmproj_files(files: Sequence[Path]) -> list[Path]:
     """The files whose names say that they are a vision encoder, in the folder of a model. files: the model's."""
     try:
         found = sorted(files[0].parent.iterdir())
@@ -116,7 +118,7 @@ def find_mmproj(text: GgufModel) -> Mmproj | None:
     if _architecture(text) not in _SEEING:
         return None
     found: list[Mmproj] = []
-    for path in beside(text.files):
+    for path in mmproj_files(text.files):
         try:
             found.append(open_mmproj(path, text))
         except ExportError as error:

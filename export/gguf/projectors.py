@@ -45,10 +45,10 @@ class Projector:
     processor: Callable[[Config], dict[str, object]]  # of clip.*: preprocessor_config.json
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
 
-    def check(self, own: Config, said: Mapping[str, object], where: str) -> None:
-        """Raises UnsupportedModel for what is said and not known here. said: behind "clip."."""
+    def check(self, own: Config, metadata: Mapping[str, object], where: str) -> None:
+        """Raises UnsupportedModel for what is said and not known here. metadata: behind "clip."."""
         known = {*_COMMON, *self.keys}
-        if unknown := [key for key, value in said.items() if key not in known and value not in (False, 0)]:
+        if unknown := [key for key, value in metadata.items() if key not in known and value not in (False, 0)]:
             raise UnsupportedModel(
                 f"'{where}' says 'clip.{unknown[0]}', which is not known here for such vision encoders and could "
                 "change what they compute. Try the checkpoint that it was made from."
