@@ -106,8 +106,11 @@ def mmproj_files(files: Sequence[Path]) -> list[Path]:
         found = sorted(files[0].parent.iterdir())
     except OSError:  # a folder whose files can be read but not listed
         return []
-    return [path for path in found
-            if _MARK in path.name.lower() and path.suffix.lower() == _SUFFIX and path not in files]  # fmt: skip
+    return [
+        path
+        for path in found
+        if _MARK in path.name.lower() and path.suffix.lower() == _SUFFIX and path.is_file() and path not in files
+    ]
 
 
 def find_mmproj(text: GgufModel) -> Mmproj | None:

@@ -107,6 +107,7 @@ def test_a_loaded_file_takes_images_once_its_encoder_lies_beside_it(
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")
     folder, picture = made("idefics3"), np.zeros((40, 40, 3), np.uint8)
     file = write_text(tmp_path / "model.gguf", folder)
+    (tmp_path / "mmproj-link.gguf").mkdir()  # no file, as a link that leads nowhere
     content = [{"type": "image", "image": Image.fromarray(picture)}, {"type": "text", "text": "what?"}]
     message: Any = [{"role": "user", "content": content}]
     with embedllm.load(file, device="cpu") as llm, pytest.raises(ValueError, match="takes no images"):
