@@ -16,7 +16,7 @@ from embedllm.package.entries import LATENT, FileEntry
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_bytes
-from embedllm.package.tensors import PATCHES, kv_bytes, mlps, parameters, rotary_bytes
+from embedllm.package.tensors import PATCHES, kv_bytes, mlps, parameters, rope_name, rotary_bytes
 from embedllm.profiling.inspection.graph_check import GraphReport, report_graphs
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
@@ -149,6 +149,8 @@ def describe_package(package: Package, contexts: Sequence[int] = ()) -> Descript
     header = read_header(package.weights)
     size = package.weights.stat().st_size
     storage = shares(header, decoder, size)
+    # a draft head reads those of its target model, in another file
+    rotary = rotary_bytes(decoder) if rope_name(0, "cos") in header.tensors else 0
     verification = manifest.get("verification")
     return Description(
         name=package.name,
@@ -160,7 +162,7 @@ def describe_package(package: Package, contexts: Sequence[int] = ()) -> Descript
         task=_task(decoder),
         parameters=parameters(decoder),
         weights_bytes=size,
-        bits_per_weight=8 * (size - rotary_bytes(decoder)) / parameters(decoder),
+        bits_per_weight=8 * (size - rotary) / parameters(decoder),
         matrix_bits_per_weight=_matrix_bits(storage, decoder),
         storage=storage,
         packing=_packing(manifest.get("quantization")),

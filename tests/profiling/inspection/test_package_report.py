@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from embedllm.export import Recipe, convert
+from embedllm.export.eagle import add_eagle
 from embedllm.export.layout import CONSTANTS
 from embedllm.files.safetensors_header import Tensor, TensorFile, read_header
 from embedllm.package.package import WEIGHTS, open_package
@@ -21,6 +22,8 @@ from embedllm.profiling.inspection.graph_check import check_ir, check_model, unu
 from embedllm.profiling.inspection.package_report import Description, Share, describe_package, memory, shares
 from tests.support.decoder_cases import mixtures, plain
 from tests.support.described import described_package
+from tests.support.eagle_heads import tiny_eagle
+from tests.support.tiny import tiny_checkpoint
 from tests.support.vision import vision_checkpoint
 
 # hidden 64, 2 layers, 4 heads and 2 key/value heads of 16, mlp 96, vocabulary 307, tied
@@ -153,6 +156,13 @@ def test_a_vision_encoder_has_a_share_and_graphs_of_its_own(tmp_path: Path) -> N
     assert seen.weights
     assert text.unused_bytes
     assert seen.unused_bytes  # each reads what is its own
+
+
+def test_a_head_without_rotary_tables_of_its_own_has_no_fewer_bits_for_them(tmp_path: Path) -> None:
+    """They are the target model's, and larger than a tiny head."""
+    package = convert(tiny_checkpoint(tmp_path / "checkpoint", num_hidden_layers=4), tmp_path / "package", Recipe())
+    found = describe_package(open_package(add_eagle(package, tiny_eagle(tmp_path / "head"))))
+    assert found.bits_per_weight == pytest.approx(8 * found.weights_bytes / found.parameters)
 
 
 def test_without_onnx_the_graphs_are_not_looked_at(tiny_package: MakePackage, monkeypatch: pytest.MonkeyPatch) -> None:
