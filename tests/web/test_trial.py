@@ -34,11 +34,13 @@ const loaded = async (device) => {
 const before = await order();
 await rememberTrial({ ...before.untried, times: { webgpu: 2, wasm: 1 } });
 const after = { order: await order(), load: await loaded("auto") };
+Object.defineProperty(WorkerNavigator.prototype, "deviceMemory", { get: () => 1e-4, configurable: true });
+const little = await loaded("auto");
 await rememberTrial({ ...before.untried, weights: "other", times: { webgpu: 2, wasm: null } });
 const two = [await order(), await order({ weights: "other" })];
 const elsewhere = await order({ threads: 3 });
 await rememberTrial({ ...elsewhere.untried, times: { webgpu: 2, wasm: 1.9 } });
-return { before, after, two, elsewhere, close: await order({ threads: 3 }), again: await order() };
+return { before, after, little, two, elsewhere, close: await order({ threads: 3 }), again: await order() };
 """
 LOAD = """
 const { EmbedLLM } = await import("/src/index.js");
@@ -87,6 +89,7 @@ def test_auto_goes_by_a_trial_of_this_model_in_this_browser(
     [refused] = found["after"]["load"]["refused"]
     assert refused["name"] == "webgpu"
     assert "a reply took 2.00 s, and 1.00 s on 'wasm'" in refused["reason"]
+    assert found["little"] == {"device": "webgpu", "refused": [], "untried": None}  # 6 kB for a second copy
     assert [one["order"][0] for one in found["two"]] == ["wasm", "webgpu"]  # one model says nothing of another
     assert found["two"][1]["untried"] is None
     assert found["elsewhere"]["order"] == ["webgpu", "wasm"]  # other threads: it is tried again

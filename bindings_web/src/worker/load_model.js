@@ -30,6 +30,9 @@ const MOST_FLOAT_BYTES = 1 << 30;
 const UNPACKED = "wasm-float32";
 
 const TRIED_CONTEXT = 128; // tokens; a trial has fewer
+/** Of a device's memory, that the floats of a trial may take: they are a second copy, which nobody asked for. */
+const TRIED_SHARE = 1 / 16;
+const USUAL_MEMORY_GIB = 4; // where the browser does not say
 
 /** What this browser offers, and why the rest is not available. @returns {Promise<Device[]>} */
 export async function devices() {
@@ -93,7 +96,9 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
  * @param {number} threads @returns {Promise<import("../engine/trials.js").Order>}
  */
 async function ordered(wish, wished, { manifest }, { context, floatBytes }, threads) {
-  const isSuitable = context >= TRIED_CONTEXT && floatBytes <= MOST_FLOAT_BYTES && manifest.graphs.some(({ variant }) => variant === UNPACKED);
+  const { deviceMemory = USUAL_MEMORY_GIB } = /** @type {{deviceMemory?: number}} */ (navigator);
+  const mostBytes = Math.min(MOST_FLOAT_BYTES, deviceMemory * TRIED_SHARE * 2 ** 30);
+  const isSuitable = context >= TRIED_CONTEXT && floatBytes <= mostBytes && manifest.graphs.some(({ variant }) => variant === UNPACKED);
   const isOpen = String(wish) === "auto" && wished.some(({ name, available }) => name === "webgpu" && available);
   if (!isSuitable || !isOpen) return { order: wished, slower: [], untried: null };
   const { orderByTrials } = await import("../engine/trials.js");
