@@ -92,7 +92,8 @@ class FloatPass(Layers):
         own = zip(*(np.split(each, count, axis=1) for each in (q, k, v)), strict=True)
 
         def attended(one: tuple[F32, F32, F32]) -> F32:
-            return Layers(self.floats)._attended(index, attention, *one)
+            with np.errstate(over="ignore", invalid="ignore"):  # each thread has its own, as in layer()
+                return Layers(self.floats)._attended(index, attention, *one)
 
         # two products for each head of each sequence, and between them what NumPy makes on one thread
         with one_blas_thread(), ThreadPoolExecutor(compute_threads() or os.cpu_count(), "attention") as pool:

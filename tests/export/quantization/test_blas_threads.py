@@ -82,8 +82,9 @@ def test_each_sequence_of_a_text_attends_on_one_thread(
         return q[0]
 
     monkeypatch.setattr(Layers, "_attended", attended)
-    monkeypatch.setattr(Layers, "rewind", lambda *_: None)
+    monkeypatch.setattr(Layers, "__init__", lambda *_: None)
     model = FloatPass.__new__(FloatPass)
+    model.floats = cast("Any", None)
     model.sequences = np.zeros((3, 4), np.int64)
     states = np.zeros((1, 12, 2), np.float32)
     model._attended(0, cast("Any", None), states, states, states)
