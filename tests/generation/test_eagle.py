@@ -20,8 +20,8 @@ from embedllm.errors import DeviceUnavailable, ExportError, PackageError
 from embedllm.export import Recipe, convert
 from embedllm.export.eagle import add_eagle
 from embedllm.export.graphs import write_variant
-from embedllm.generation.speculation.draft_head import HeadDrafter
 from embedllm.package.package import WEIGHTS, open_package
+from tests.support.draft_heads import make_drafts_free, opened_head, row
 from tests.support.eagle_heads import DRAFT_VOCABULARY, draft_tokens, tiny_eagle, torch_logits
 from tests.support.tiny import tiny_checkpoint
 
@@ -73,28 +73,7 @@ def llm(package: Path) -> Iterator[Model]:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are proposed whatever they cost: else the clock decides whether a test tests anything."""
-
-    def worth(self: object, shares: object, *, each: float = 0.0) -> tuple[int, float]:
-        return 3, 2.0
-
-    monkeypatch.setattr("embedllm.generation.speculation.speculator.Speculator._worth", worth)
-
-
-def opened_head(llm: Model, fed: list[int]) -> tuple[DraftHeadSession, object]:
-    """A head's session beside a sequence that has read these tokens."""
-    drafter = llm.runner.draft
-    assert isinstance(drafter, HeadDrafter)
-    target = llm.runner.engine.open()
-    target.feed(fed)
-    head = drafter._engine.open()  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(head, DraftHeadSession)
-    head.follow(target)
-    return head, target
-
-
-def row(logits: object) -> np.ndarray:
-    return logits._row  # type: ignore[attr-defined]  # of NumpyLogits
+    make_drafts_free(monkeypatch)
 
 
 def wanted_logits(kind: str, checkpoint: Path, head_checkpoint: Path, tokens: list[int], *, own: int = 0) -> np.ndarray:

@@ -13,14 +13,13 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm import Model, Sampling
-from embedllm.backends.ort.draft_head import DraftHeadSession
 from embedllm.cancel import Cancel
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable, ExportError, PackageError
 from embedllm.export import Recipe, convert
 from embedllm.export.mtp import add_mtp
-from embedllm.generation.speculation.draft_head import HeadDrafter
 from embedllm.package.package import WEIGHTS, open_package
+from tests.support.draft_heads import make_drafts_free, opened_head, row
 from tests.support.mtp_heads import add_head, torch_logits
 from tests.support.tiny import tiny_checkpoint
 from tests.support.tiny_recurrent import tiny_qwen3_5
@@ -53,28 +52,7 @@ def llm(package: Path) -> Iterator[Model]:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are proposed whatever they cost: else the clock decides whether a test tests anything."""
-
-    def worth(self: object, shares: object, *, each: float = 0.0) -> tuple[int, float]:
-        return 3, 2.0
-
-    monkeypatch.setattr("embedllm.generation.speculation.speculator.Speculator._worth", worth)
-
-
-def opened_head(llm: Model, fed: list[int]) -> tuple[DraftHeadSession, object]:
-    """A head's session beside a sequence that has read these tokens."""
-    drafter = llm.runner.draft
-    assert isinstance(drafter, HeadDrafter)
-    target = llm.runner.engine.open()
-    target.feed(fed)
-    head = drafter._engine.open()  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(head, DraftHeadSession)
-    head.follow(target)
-    return head, target
-
-
-def row(logits: object) -> np.ndarray:
-    return logits._row  # type: ignore[attr-defined]  # of NumpyLogits
+    make_drafts_free(monkeypatch)
 
 
 @pytest.mark.peer
