@@ -23,7 +23,7 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.quantization.mixed_precision import Candidate, allotted, budget, choose, open_runs
 from embedllm.export.writing.plan import plan
 from embedllm.package.package import open_package
-from embedllm.package.tensors import parameters
+from embedllm.package.tensors import parameters, rotary_bytes
 from tests.support.calibration_texts import kl, logits, manifest, text
 from tests.support.tiny import tiny_checkpoint, tiny_config
 
@@ -227,14 +227,15 @@ def export(*arguments: object) -> Result:
 @pytest.mark.parametrize("by", ["--size", "--bits"])
 def test_the_command_mixes_bits(by: str, tiny: Path, tmp_path: Path) -> None:
     file, size = text(tmp_path / "text.jsonl"), between(0.5)
-    count = parameters(describe(Config(tiny_config()), None))
-    asked = size if by == "--size" else 8 * size / count
+    decoder = describe(Config(tiny_config()), None)
+    mean_bits = 8 * (size - rotary_bytes(decoder)) / parameters(decoder)
+    asked = size if by == "--size" else mean_bits
     call = ["--group", 16, "--calibrate", file, "--method", "search", "--json"]
     done = export(tiny, tmp_path / "p", by, asked, *call)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert ends()[0] < found["weights_bytes"] <= size
-    assert found["bits_per_weight"] <= 8 * size / count
+    assert found["bits_per_weight"] <= mean_bits
     same = convert(tiny, tmp_path / "q", Recipe(group_size=16, size=size, method="search"), calibration=file)
     assert (tmp_path / "p/weights.safetensors").read_bytes() == (same / "weights.safetensors").read_bytes()
 
