@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from embedllm.types import F16, F32
 
 _PIECE = 1 << 18  # values: 1 MB of float32, so that a piece and its intermediates stay in the cache of a core
+_COMPENSATED_PIECE = 1 << 20  # values: in smaller ones, the calls for each column make threads wait for each other
 _MOST_WORKERS = 16
 
 Piece: TypeAlias = "tuple[Linear, Packed | F16 | F32]"  # rows of a matrix, as they are stored
@@ -170,7 +171,7 @@ def rounded(
         except ExportError as error:
             raise ExportError(f"'{linear.source}.weight', rows {start} to {stop}: {error}") from error
 
-    return _ordered(pool, work, _pieces(plan), ahead=2 * _workers())
+    return _ordered(pool, work, _pieces(plan, spreads), ahead=2 * _workers())
 
 
 def write_matrices(plan: Matrices, pieces: Iterable[Piece], write: Write) -> None:
@@ -198,10 +199,10 @@ def write_matrices(plan: Matrices, pieces: Iterable[Piece], write: Write) -> Non
             tails.clear()
 
 
-def _pieces(plan: Matrices) -> Iterator[tuple[Linear, int, int]]:
+def _pieces(plan: Matrices, spreads: Container[str]) -> Iterator[tuple[Linear, int, int]]:
     for run in plan.runs:
         for linear in run:
-            step = max(1, _PIECE // linear.columns)
+            step = max(1, (_COMPENSATED_PIECE if linear.name in spreads else _PIECE) // linear.columns)
             for start in range(0, linear.rows, step):
                 yield linear, start, min(start + step, linear.rows)
 
@@ -232,7 +233,7 @@ def pack_in_pieces(
     pool: ThreadPoolExecutor, rows: F32, packing: Packing, *, spread: Feedback | None
 ) -> Iterator[Packed | F16 | F32]:
     """Rows of a matrix as pack() has them, with searched scales, in pieces on several threads."""
-    step = max(1, _PIECE // rows.shape[1])
+    step = max(1, (_PIECE if spread is None else _COMPENSATED_PIECE) // rows.shape[1])
     return pool.map(
         lambda start: pack(rows[start : start + step], packing, search=True, spread=spread), range(0, len(rows), step)
     )
