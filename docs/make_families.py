@@ -66,6 +66,8 @@ weights are part of the tests.
   ask for a quantized KV on `cpu`: that of DeepSeek-V2-Lite takes 6.1 KB a token and layer as int8. Prompts on one
   device and tokens on another need KV of one kind: pairs with `cpu` are refused. DirectML,
   llama.cpp's importance matrices and adapters at run time refuse MLA.
+- **Multi-token prediction heads (MTP)** of Qwen3-Next, Qwen 3.5, DeepSeek V3, R1, GLM 4.5, 4.6, 4.7 and 4.7 Flash are
+  not part of an export; `embedllm mtp` adds them ([guide-python.md](guide-python.md#multi-token-prediction-heads)).
 
 ### Experts as one operator
 

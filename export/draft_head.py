@@ -116,7 +116,8 @@ def renamed(described: T, prefix: str) -> T:
 def _planned(target: Decoder, head: Head, bits: int) -> Plan:
     """What is stored of a head: all that it does not share with the target model."""
     recipe, decoder = Recipe(bits=bits), head.decoder
-    runs = [*((linear,) for linear in outer_matrices(decoder)),
+    runs = [*([(decoder.embedding,)] if decoder.embedding != target.embedding else []),
+            *((linear,) for linear in outer_matrices(decoder)),
             *(run for each in decoder.layers for run in layer_runs(each)),
             *([(decoder.head,)] if decoder.head != target.head else [])]  # fmt: skip
     packing = {

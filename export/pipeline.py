@@ -15,6 +15,7 @@ from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.describe import check_encoder, describe_checkpoint
 from embedllm.export.graphs import Model, build, variants
+from embedllm.export.mtp import mtp_layers
 from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.openvino.tokenizer import link_weights, write_tokenizer
 from embedllm.export.optimum.convert import convert_with_optimum
@@ -175,6 +176,10 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
             _warn_uncalibrated(error)
             recipe, reads = dataclasses.replace(recipe, method=UNCALIBRATED), False
     facts = facts_of(location, recipe, tokens, request.out.name)
+    if left_out := mtp_layers(tensors, decoder):
+        facts["mtp_layers"] = left_out
+        _log.info("the multi-token prediction head (MTP) is not exported; add it with: embedllm mtp %s CHECKPOINT",
+                  request.out)  # fmt: skip
     return _Export(
         request=request,
         recipe=recipe,

@@ -1,4 +1,4 @@
-"""GLM 4.5, 4.5-Air, 4.6: partial rotary embedding (50%); experts routed as in DeepSeek-V3."""
+"""GLM 4.5, 4.5-Air, 4.6, 4.7: partial rotary embedding (50%); experts routed as in DeepSeek-V3."""
 
 from __future__ import annotations
 

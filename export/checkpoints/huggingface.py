@@ -78,6 +78,10 @@ class HuggingFaceSource:
         found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
         return next((tensor for tensor in found if tensor is not None), None)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return self._tensor(name) is not None
+
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ExportError unless the tensor is here with this shape and a float type.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 import embedllm
 from embedllm import Model, Sampling
@@ -22,6 +24,7 @@ from embedllm.package.package import WEIGHTS, open_package
 from tests.support.draft_heads import make_drafts_free, opened_head, row
 from tests.support.mtp_heads import add_head, torch_logits
 from tests.support.tiny import tiny_checkpoint
+from tests.support.tiny_nextn import LAYERS, tiny_deepseek_v3, tiny_glm4_moe, tiny_glm4_moe_lite
 from tests.support.tiny_recurrent import tiny_qwen3_5
 
 TOKENS = [5, 6, 7, 8, 9, 40, 41, 42, 43]
@@ -29,6 +32,9 @@ GREEDY = Sampling(temperature=0)
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3": lambda folder: add_head(tiny_checkpoint(folder), layer=0),
     "qwen3_5": lambda folder: add_head(tiny_qwen3_5(folder), layer=1),  # a recurrent model
+    "glm4_moe": tiny_glm4_moe,
+    "deepseek_v3": tiny_deepseek_v3,
+    "glm4_moe_lite": tiny_glm4_moe_lite,
 }
 
 
@@ -162,8 +168,9 @@ def test_a_head_is_refused_where_it_does_not_belong(package: Path, checkpoint: P
         embedllm.load(head, device="cpu")
     with pytest.raises(DeviceUnavailable, match="no heads that draft"):
         embedllm.load(package, device="reference", draft=head)
-    with pytest.raises(ValueError, match="not combined with adapters"):
-        embedllm.load(package, device="cpu", draft=head, adapters={})
+    if not open_package(package).decoder.is_mixture:  # which takes none anyway
+        with pytest.raises(ValueError, match="not combined with adapters"):
+            embedllm.load(package, device="cpu", draft=head, adapters={})
     other = convert(checkpoint, tmp_path / "other", Recipe(bits=8))
     with pytest.raises(ValueError, match="drafts for no other"):
         embedllm.load(other, device="cpu", draft=head)
@@ -177,11 +184,62 @@ def test_a_head_is_refused_where_it_does_not_belong(package: Path, checkpoint: P
 def test_a_checkpoint_without_a_head_or_of_another_model_is_refused(package: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="exists already"):
         add_mtp(package, tiny_checkpoint(tmp_path / "plain"))
-    with pytest.raises(ExportError, match="mtp"):
+    with pytest.raises(ExportError, match=r"has no multi-token prediction head: neither tensors 'mtp\.\*'"):
         add_mtp(package, tiny_checkpoint(tmp_path / "plain"), replace=True)
     with pytest.raises(ExportError, match="hidden size and vocabulary are 96"):
         add_mtp(package, tiny_checkpoint(tmp_path / "wider", hidden_size=96), replace=True)
     assert (package / "mtp" / WEIGHTS).exists()
+
+
+def with_tensors(folder: Path, named: Callable[[str], str | None], change: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """The checkpoint with more tensors: each that `named` gives a name, changed."""
+    tensors = load_file(folder / "model.safetensors")
+    more = {new: change(value) for name, value in tensors.items() if (new := named(name)) is not None}
+    save_file({**tensors, **more}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("part", ["embed_tokens", "shared_head.head"])
+def test_a_table_of_its_own_is_stored_and_read(part: str, tmp_path: Path) -> None:
+    """DeepSeek's and GLM's heads have copies of the model's, as a rule."""
+    checkpoint = tiny_glm4_moe(tmp_path / "checkpoint")
+    own = f"model.layers.{LAYERS}.{part}.weight"
+    with_tensors(checkpoint, lambda name: name if name == own else None, lambda values: values[::-1].copy())
+    folder = convert(checkpoint, tmp_path / "package", Recipe(bits=32))
+    head = add_mtp(folder, checkpoint, bits=32)
+    assert (head / WEIGHTS).stat().st_size > 307 * 64 * 4 + 64 * 128 * 4
+    wanted, _ = torch_logits(checkpoint, TOKENS)
+    with embedllm.load(folder, device="cpu", exact=True, draft=head) as model:
+        session, _ = opened_head(model, TOKENS[:-1])
+        assert abs(row(session.feed(TOKENS)) - wanted[-1]).max() < 1e-4
+
+
+def test_heads_of_several_layers_are_refused(tmp_path: Path) -> None:
+    checkpoint, last = tiny_glm4_moe(tmp_path / "checkpoint"), f"model.layers.{LAYERS}."
+    with_tensors(
+        checkpoint,
+        lambda name: name.replace(last, f"model.layers.{LAYERS + 1}.") if name.startswith(last) else None,
+        np.copy,
+    )
+    folder = convert(checkpoint, tmp_path / "package", Recipe(bits=8))
+    assert open_package(folder).manifest["mtp_layers"] == 2
+    with pytest.raises(ExportError, match=r"heads of 2 layers \(MTP\); those of one layer are read"):
+        add_mtp(folder, checkpoint)
+
+
+def test_an_export_leaves_the_head_out_and_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["export", str(checkpoint), str(tmp_path / "all"), "--bits", "8"])
+    assert done.exit_code == 0, done.stderr
+    assert f"Add it: embedllm mtp {tmp_path / 'all'} {checkpoint}" in done.stderr
+    plain = tmp_path / "plain"
+    shutil.copytree(checkpoint, plain)
+    tensors = load_file(plain / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if not name.startswith(("mtp.", f"model.layers.{LAYERS}."))}
+    save_file(kept, plain / "model.safetensors")
+    folder = convert(plain, tmp_path / "without", Recipe(bits=8))
+    assert "mtp_layers" not in open_package(folder).manifest
+    assert (folder / WEIGHTS).read_bytes() == (tmp_path / "all" / WEIGHTS).read_bytes()
 
 
 def test_the_command_adds_a_head_that_a_run_drafts_with(checkpoint: Path, tmp_path: Path) -> None:

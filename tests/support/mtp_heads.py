@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     import torch
 
 _HIDDEN = 64  # of the tiny checkpoints
+# of DeepSeek's layer behind the model's, as Qwen calls them
+_QWEN_NAMES = {"eh_proj.weight": "mtp.fc.weight", "enorm.weight": "mtp.pre_fc_norm_embedding.weight",
+               "hnorm.weight": "mtp.pre_fc_norm_hidden.weight", "shared_head.norm.weight": "mtp.norm.weight",
+               "shared_head.head.weight": "mtp.head.weight",
+               "embed_tokens.weight": "mtp.embed_tokens.weight"}  # fmt: skip
 
 
 def add_head(folder: Path, *, layer: int, seed: int = 7) -> Path:
@@ -32,32 +38,55 @@ def add_head(folder: Path, *, layer: int, seed: int = 7) -> Path:
 def torch_logits(folder: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """What the head of a checkpoint gives, in float32: logits [T - 1, V], and the hidden states of the model [T, D].
 
-    Source of the formula: the published modelling code of Qwen3-Next and Qwen 3.5 in vLLM (qwen3_next_mtp.py, read
-    November 2026). The hidden states are those behind the model's last norm.
+    Source of the formula: DeepSeek-V3's report, section 2.2, and the published modelling code in vLLM
+    (qwen3_next_mtp.py, deepseek_mtp.py, glm4_moe_mtp.py, read November 2026). The hidden states are those behind the
+    model's last norm.
     """
     import torch
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    values = {**config.to_dict(), "num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    head = transformers.AutoModelForCausalLM.from_config(type(config)(**values), dtype=torch.float32).eval()
-    own = {name: torch.from_numpy(value) for name, value in load_file(folder / "model.safetensors").items()}
-    layers = {name.replace("mtp.", "model."): value for name, value in own.items()
-              if name.startswith(("mtp.layers.", "mtp.norm."))}  # fmt: skip
-    missing = head.load_state_dict(layers, strict=False)
-    assert not missing.unexpected_keys
-    offset = 0.0 if config.model_type == "qwen3" else 1.0  # Qwen 3.5 stores norms less 1
+    tensors = _named_as_qwens(folder, config.num_hidden_layers)
+    head = transformers.AutoModelForCausalLM.from_pretrained(_as_a_model(folder, tensors), dtype=torch.float32).eval()
+    own = {name: torch.from_numpy(value) for name, value in tensors.items()}
+    offset = 1.0 if config.model_type.startswith("qwen3_5") else 0.0  # Qwen 3.5 stores norms less 1
     with torch.no_grad():
         ids = torch.tensor([tokens])
         hidden = model.model(ids).last_hidden_state
-        embedded = model.get_input_embeddings()(ids)
+        table = own.get("mtp.embed_tokens.weight")
+        embedded = model.get_input_embeddings()(ids) if table is None else table[ids]
         weights = [own[f"mtp.pre_fc_norm_{part}.weight"] + offset for part in ("embedding", "hidden")]
         parts = zip((embedded[:, 1:], hidden[:, :-1]), weights, strict=True)
         both = torch.cat([_normed(x, weight, config.rms_norm_eps) for x, weight in parts], dim=-1)
         x = both @ own["mtp.fc.weight"].T
         last = head.model(inputs_embeds=x).last_hidden_state
-        return model.lm_head(last)[0].numpy(), hidden[0].numpy()
+        matrix = own.get("mtp.head.weight")
+        logits = model.lm_head(last) if matrix is None else last @ matrix.T
+        return logits[0].numpy(), hidden[0].numpy()
+
+
+def _named_as_qwens(folder: Path, layers: int) -> dict[str, np.ndarray]:
+    place, found = f"model.layers.{layers}.", {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        rest = name.removeprefix(place)
+        found[name if rest == name else _QWEN_NAMES.get(rest, f"mtp.layers.0.{rest}")] = value
+    return found
+
+
+def _as_a_model(folder: Path, tensors: dict[str, np.ndarray]) -> Path:
+    """The head's layer and norm as a checkpoint of a model."""
+    out = folder.parent / f"{folder.name}-head"
+    out.mkdir(exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "layer_types": ["full_attention"], "first_k_dense_replace": 0,
+               "mlp_layer_types": ["sparse"]}  # fmt: skip
+    (out / "config.json").write_text(json.dumps(config))
+    kept = {name.replace("mtp.", "model."): value for name, value in tensors.items()
+            if name.startswith(("mtp.layers.", "mtp.norm."))}  # fmt: skip
+    others = {name: tensors[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in tensors}
+    save_file({**kept, **others}, out / "model.safetensors")
+    return out
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

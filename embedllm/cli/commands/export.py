@@ -165,7 +165,7 @@ def export(
     except KeyboardInterrupt:
         note(f"'{out}' is unchanged." if out.exists() else f"nothing was written to '{out}'.")
         raise
-    _summarize(out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
+    _summarize(source, out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
 
 
 def _symmetric(target: str | None, *, asymmetric: bool | None) -> bool | None:
@@ -197,7 +197,7 @@ def _check_calibration(recipe: Recipe, *, has_text: bool, has_importance: bool) 
         raise click.UsageError(str(error)) from error
 
 
-def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_json: bool) -> None:
+def _summarize(source: str, out: Path, seconds: float, *, shard: int | None, quiet: bool, as_json: bool) -> None:
     from embedllm.package.package import WEIGHTS, read_package
     from embedllm.package.tensors import parameters, rotary_bytes
 
@@ -210,6 +210,8 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
             f"wrote '{out}': {size / 1e6:,.1f} MB, {bits:.2f} bits per weight "
             f"({count / 1e6:,.1f} million weights), {seconds:.1f} s"
         )
+        if left_out := package.manifest.get("mtp_layers"):
+            note(_about_heads(left_out, source, out))
         if shard:
             note(describe_shards(package, shard))
         else:
@@ -227,8 +229,17 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
             "graphs": [graph.file for graph in package.graphs],
             "shards": {name: [shard.file for shard in shards] for name, shards in package.shards.items()},
             "verification": package.manifest.get("verification"),
+            "mtp_layers": package.manifest.get("mtp_layers", 0),
         }
         click.echo(json.dumps(found, ensure_ascii=False))
+
+
+def _about_heads(layers: object, source: str, out: Path) -> str:
+    """What is said of a multi-token prediction head, which an export leaves out."""
+    if layers != 1:
+        return f"left out: multi-token prediction heads (MTP) of {layers} layers; those of one layer are read."
+    command = f"embedllm mtp {shlex.quote(str(out))} {shlex.quote(source)}"
+    return f"left out: a multi-token prediction head (MTP), which drafts on the device cpu. Add it: {command}"
 
 
 def _next_command(package: Package, out: Path) -> str:
