@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from embedllm.errors import ExportError
-from embedllm.export.checkpoints.huggingface import HuggingFaceSource
-from embedllm.export.gguf.source import GgufSource
+from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.graphs import Model, build, described, stored_layout, write_variant
 from embedllm.export.layout import Entry, Layout, lay_out
-from embedllm.export.open_source import open_source
+from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.recipe import Recipe
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place
 from embedllm.export.writing.metadata import facts_of, manifest_of
@@ -63,6 +61,7 @@ class Head:
     """What a checkpoint holds of a head."""
 
     decoder: Decoder
+    source: Source  # of its tensors, as long as the checkpoint is open
     tokens: NDArray[np.int32] | None = None  # of the rows of its matrix; None: all tokens, in their order
 
 
@@ -73,7 +72,7 @@ class HeadKind:
     folder: str  # the head's, inside of the target model's
     graph: GraphVariant  # the head's
     hidden_graph: GraphVariant  # the target model's
-    describe: Callable[[Package, HuggingFaceSource], Head]  # raises ExportError where both do not fit
+    describe: Callable[[Package, Checkpoint], Head]  # raises ExportError where both do not fit
 
 
 def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits: int, replace: bool) -> Path:
@@ -85,15 +84,13 @@ def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits
     package = open_package(folder, whole=False)
     out = package.folder / kind.folder
     check_place(out, replace)
-    location, reader = open_source(checkpoint)
+    location, reader = open_source(checkpoint, mmproj=False)
     try:
-        if isinstance(reader, GgufSource):
-            raise ExportError(f"the head of a GGUF file is not read; give the checkpoint that '{location.name}' is of.")
         head = kind.describe(package, reader)
         plan = _planned(package.decoder, head, bits)
-        check_source(reader, plan)
+        check_source(head.source, plan)
         with atomic_folder(out, plan.layout.size, what="the head") as partial:
-            _write(kind, package, reader, location, plan, head, partial)
+            _write(kind, package, location, plan, head, partial)
             check_place(out, replace)
     finally:
         reader.close()
@@ -140,19 +137,18 @@ def _planned(target: Decoder, head: Head, bits: int) -> Plan:
 def _write(
     kind: HeadKind,
     package: Package,
-    source: HuggingFaceSource,
     location: Location,
     plan: Plan,
     head: Head,
     partial: Path,
 ) -> None:
     def fill(write: Write, pool: ThreadPoolExecutor) -> None:
-        write_floats(source, plan.decoder, write)
+        write_floats(head.source, plan.decoder, write)
         if plan.decoder.ropes != package.decoder.ropes:
             write_rope(plan.decoder, write)
         if head.tokens is not None:
             write(DRAFT_TOKENS, head.tokens)
-        write_matrices(plan, rounded(source, plan, pool, {}, {}), write)
+        write_matrices(plan, rounded(head.source, plan, pool, {}, {}), write)
 
     digest = filled(partial / WEIGHTS, plan.layout, fill, lambda count: None)
     theirs, place = stored_layout(package), f"{kind.folder}/{WEIGHTS}"

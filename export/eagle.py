@@ -14,6 +14,7 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.draft_head import Head, HeadKind, add_head, renamed
 from embedllm.export.graphs import EAGLE_FOLDER
+from embedllm.export.open_source import Checkpoint
 from embedllm.package.architecture import Attention, Decoder, Eagle, Layer, Linear
 from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN
 from embedllm.package.package import Package
@@ -37,8 +38,10 @@ def add_eagle(folder: str | Path, checkpoint: str | Path, *, bits: int = 4, repl
     return add_head(_KIND, folder, checkpoint, bits=bits, replace=replace)
 
 
-def describe_head(package: Package, source: HuggingFaceSource) -> Head:
+def describe_head(package: Package, source: Checkpoint) -> Head:
     """The head that a checkpoint holds, beside a package. Raises ExportError where both do not fit."""
+    if not isinstance(source, HuggingFaceSource):
+        raise ExportError(f"'{source.location.name}' is a GGUF file, of which no EAGLE-3 head is read.")
     target, outer = package.decoder, Config(source.config)
     own = outer.section("transformer_layer_config")
     prefix, config = (_LAYER, outer) if own is None else (_LAYER_OF_SPECULATORS, own)
@@ -64,7 +67,7 @@ def describe_head(package: Package, source: HuggingFaceSource) -> Head:
         rope=target.rope if described.rope == shared else described.rope,
         eagle=eagle,
     )
-    return Head(decoder=decoder, tokens=_tokens(source, rows, target.vocabulary))
+    return Head(decoder=decoder, source=source, tokens=_tokens(source, rows, target.vocabulary))
 
 
 def _check(package: Package, outer: Config, described: Decoder) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from embedllm.errors import ExportError
+from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.export.checkpoints.huggingface import HuggingFaceSource
-from embedllm.export.checkpoints.tensor_mapping import check_matrix, read_matrix
+from embedllm.export.checkpoints.tensor_mapping import Source, check_matrix, read_matrix
 from embedllm.export.draft_head import Head, HeadKind, add_head, renamed
-from embedllm.export.gguf.tensors import GgufTensors
-from embedllm.package.architecture import Decoder, Linear, MultiTokenPrediction
+from embedllm.export.gguf.source import GgufSource, unfused
+from embedllm.export.open_source import Checkpoint
+from embedllm.package.architecture import Decoder, Layer, Linear, MultiTokenPrediction
 from embedllm.package.graph_variants import HIDDEN, MTP
 from embedllm.package.package import Package
 
@@ -28,78 +28,67 @@ _COMPARED = 1024  # rows at a time
 class _Names:
     """How a checkpoint names the tensors of a head."""
 
+    sign: str  # which no checkpoint without a head has
     fc: str
     embedding_norm: str
     hidden_norm: str
     layer: str  # what those of its layer begin with
+    router: str  # of its layer, if that has experts
     norm: str
-    embedding: str = ""  # a copy of the model's, which every head has or none
+    embedding: str = ""  # its own, often a copy of the model's; empty: there is none
     head: str = ""
-
-
-# Qwen3-Next and Qwen 3.5
-_QWEN = _Names(fc="mtp.fc", embedding_norm="mtp.pre_fc_norm_embedding.weight",
-               hidden_norm="mtp.pre_fc_norm_hidden.weight", layer="mtp.layers.0.", norm="mtp.norm.weight")  # fmt: skip
-
-
-def _of_deepseek(decoder: Decoder, number: int) -> _Names:
-    """DeepSeek V3 and GLM 4.5: a layer behind the model's."""
-    layer = f"{decoder.embedding.source.rpartition('.')[0]}.layers.{number}."
-    return _Names(
-        fc=f"{layer}eh_proj",
-        embedding_norm=f"{layer}enorm.weight",
-        hidden_norm=f"{layer}hnorm.weight",
-        layer=layer,
-        norm=f"{layer}shared_head.norm.weight",
-        embedding=f"{layer}embed_tokens",
-        head=f"{layer}shared_head.head",
-    )
 
 
 def add_mtp(folder: str | Path, checkpoint: str | Path, *, bits: int = 8, replace: bool = False) -> Path:
     """Adds the multi-token prediction head of a checkpoint to the package folder that was exported from it.
 
     checkpoint: as convert() has its source. Its head is `mtp.*` (Qwen), or the layer behind the last one, with
-    `eh_proj` (DeepSeek V3, GLM 4.5).
+    `eh_proj` (DeepSeek V3, GLM 4.5); of a GGUF file, the block with `nextn.eh_proj`.
     bits: of the head's matrices: 4, 8, 16 or 32. replace: a head that is there is exchanged for the new one.
     Returns the head's folder, which load() takes as draft=. Raises ExportError, UnsupportedModel, PackageError.
     """
     return add_head(_KIND, folder, checkpoint, bits=bits, replace=replace)
 
 
-def mtp_layers(source: HuggingFaceSource | GgufTensors, decoder: Decoder) -> int:
-    """How many layers the multi-token prediction heads of a checkpoint have; 0: it has none, or they are not read."""
+def mtp_layers(checkpoint: Checkpoint, decoder: Decoder) -> int:
+    """How many layers the multi-token prediction heads of a checkpoint have; 0: it has none. decoder: its model."""
     found = 0
-    if isinstance(source, GgufTensors):
-        return found
-    while source.has(f"mtp.layers.{found}.input_layernorm.weight") or source.has(
-        _of_deepseek(decoder, len(decoder.layers) + found).hidden_norm
-    ):
+    while any(checkpoint.has(names.sign) for names in _candidates(checkpoint, decoder, found)):
         found += 1
     return found
 
 
-def describe_head(package: Package, source: HuggingFaceSource) -> Head:
+def describe_head(package: Package, checkpoint: Checkpoint) -> Head:
     """The head that a checkpoint holds, beside a package.
 
-    Raises ExportError where both differ, and where there is no head of one layer.
+    Raises ExportError where both differ, and where there is no head of one layer; UnsupportedModel.
     """
-    target, whole = package.decoder, describe(Config(source.config))
+    target, config = package.decoder, Config(checkpoint.config)
+    whole = describe(config)
     if (whole.hidden, whole.vocabulary) != (target.hidden, target.vocabulary):
         raise ExportError(
             f"the checkpoint's hidden size and vocabulary are {whole.hidden} and {whole.vocabulary:,}; those "
             f"of '{package.name}' are {target.hidden} and {target.vocabulary:,}. Take the checkpoint that the package "
             "was exported from."
         )
-    names = _names(source, whole)
-    described = describe(_one_layer(Config(source.config), is_sparse=source.has(f"{names.layer}mlp.gate.weight")))
-    norm, (layer,), hidden = described.norm, described.layers, target.hidden
+    if len({(each.window, each.rope) for each in whole.attentions}) > 1:
+        raise UnsupportedModel(
+            f"layers of '{whole.model_type}' differ in their windows and rotations; which of them its multi-token "
+            "prediction head (MTP) is like is not known here.",
+            model_type=whole.model_type,
+        )
+    names = _names(checkpoint, whole)
+    described = describe(_one_layer(config, is_sparse=checkpoint.has(names.router)))
+    if isinstance(checkpoint, GgufSource):
+        whole, described = unfused(whole), unfused(described)
+    norm, layer = described.norm, renamed(described.layers[0], names.layer)
+    source = _source(checkpoint, whole, layer)
     decoder = dataclasses.replace(
         target,
-        embedding=_own(source, whole.embedding, names.embedding, "mtp.embedding") or target.embedding,
-        layers=(renamed(layer, names.layer),),
+        embedding=_own(checkpoint, source, whole.embedding, names.embedding, "mtp.embedding") or target.embedding,
+        layers=(layer,),
         norm=dataclasses.replace(norm, source=names.norm),
-        head=_own(source, whole.head, names.head, "mtp.head") or target.head,
+        head=_own(checkpoint, source, whole.head, names.head, "mtp.head") or target.head,
         position_embeddings=None,
         per_layer_embedding=None,
         altup_streams=None,
@@ -107,22 +96,87 @@ def describe_head(package: Package, source: HuggingFaceSource) -> Head:
         mtp=MultiTokenPrediction(
             embedding_norm=dataclasses.replace(norm, name="mtp.embedding_norm", source=names.embedding_norm),
             hidden_norm=dataclasses.replace(norm, name="mtp.hidden_norm", source=names.hidden_norm),
-            fc=Linear(name="mtp.fc", source=names.fc, rows=hidden, columns=2 * hidden),
+            fc=Linear(name="mtp.fc", source=names.fc, rows=target.hidden, columns=2 * target.hidden),
         ),
     )
-    return Head(decoder=decoder)
+    return Head(decoder=decoder, source=source)
 
 
-def _names(source: HuggingFaceSource, whole: Decoder) -> _Names:
-    layers, behind = mtp_layers(source, whole), _of_deepseek(whole, len(whole.layers))
+def _source(checkpoint: Checkpoint, whole: Decoder, layer: Layer) -> Source:
+    """What the tensors of a head are read from."""
+    if isinstance(checkpoint, GgufSource):
+        return checkpoint.head_tensors(whole, layer, checkpoint.mtp_blocks.start)
+    return checkpoint
+
+
+def _names(checkpoint: Checkpoint, whole: Decoder) -> _Names:
+    layers, candidates = mtp_layers(checkpoint, whole), _candidates(checkpoint, whole, 0)
     if layers > 1:
-        raise ExportError(f"'{source.folder}' has heads of {layers} layers (MTP); those of one layer are read.")
-    if layers == 0:
         raise ExportError(
-            f"'{source.folder}' has no multi-token prediction head: neither tensors 'mtp.*', as Qwen 3.5 has them, nor "
-            f"'{behind.fc}.weight', as DeepSeek V3 and GLM 4.5 have it."
+            f"'{checkpoint.location.name}' has multi-token prediction heads (MTP) of {layers} layers; those of one "
+            "layer are read."
         )
-    return behind if source.has(behind.hidden_norm) else _QWEN
+    found = next((names for names in candidates if checkpoint.has(names.sign)), None)
+    if found is None:
+        expected = " or ".join(f"'{names.sign}'" for names in candidates)
+        raise ExportError(
+            f"'{checkpoint.location.name}' has no multi-token prediction head (MTP); expected a tensor {expected}."
+        )
+    return found
+
+
+def _candidates(checkpoint: Checkpoint, decoder: Decoder, number: int) -> tuple[_Names, ...]:
+    """How the tensors of a head's layer may be named. number: among the head's layers."""
+    if isinstance(checkpoint, GgufSource):
+        return (_of_gguf(checkpoint, decoder, checkpoint.mtp_blocks.start + number),)
+    return _of_qwen(number), _of_deepseek(decoder, len(decoder.layers) + number)
+
+
+def _of_qwen(number: int) -> _Names:
+    """Qwen3-Next and Qwen 3.5."""
+    layer = f"mtp.layers.{number}."
+    return _Names(
+        sign=f"{layer}input_layernorm.weight",
+        fc="mtp.fc",
+        embedding_norm="mtp.pre_fc_norm_embedding.weight",
+        hidden_norm="mtp.pre_fc_norm_hidden.weight",
+        layer=layer,
+        router=f"{layer}mlp.gate.weight",
+        norm="mtp.norm.weight",
+    )
+
+
+def _of_deepseek(decoder: Decoder, number: int) -> _Names:
+    """DeepSeek V3 and GLM 4.5: a layer behind the model's."""
+    layer = f"{decoder.embedding.source.rpartition('.')[0]}.layers.{number}."
+    return _Names(
+        sign=f"{layer}hnorm.weight",
+        fc=f"{layer}eh_proj",
+        embedding_norm=f"{layer}enorm.weight",
+        hidden_norm=f"{layer}hnorm.weight",
+        layer=layer,
+        router=f"{layer}mlp.gate.weight",
+        norm=f"{layer}shared_head.norm.weight",
+        embedding=f"{layer}embed_tokens",
+        head=f"{layer}shared_head.head",
+    )
+
+
+def _of_gguf(checkpoint: GgufSource, decoder: Decoder, number: int) -> _Names:
+    """A block behind the model's, which may have the model's last norm."""
+    layer = f"blk.{number}."
+    norm = f"{layer}nextn.shared_head_norm.weight"
+    return _Names(
+        sign=f"{layer}nextn.hnorm.weight",
+        fc=f"{layer}nextn.eh_proj",
+        embedding_norm=f"{layer}nextn.enorm.weight",
+        hidden_norm=f"{layer}nextn.hnorm.weight",
+        layer=layer,
+        router=f"{layer}ffn_gate_inp.weight",
+        norm=norm if checkpoint.has(norm) else decoder.norm.source,
+        embedding=f"{layer}nextn.embed_tokens",
+        head=f"{layer}nextn.shared_head_head",
+    )
 
 
 def _one_layer(config: Config, *, is_sparse: bool) -> Config:
@@ -135,11 +189,11 @@ def _one_layer(config: Config, *, is_sparse: bool) -> Config:
     return config.replaced(values)
 
 
-def _own(source: HuggingFaceSource, shared: Linear, place: str, name: str) -> Linear | None:
+def _own(checkpoint: Checkpoint, source: Source, shared: Linear, place: str, name: str) -> Linear | None:
     """The head's own embedding or output matrix; None where it is the model's, or equal to that."""
-    own = dataclasses.replace(shared, name=name, source=place)
-    if not place or not source.has(f"{place}.weight"):
+    if not checkpoint.has(f"{place}.weight"):
         return None
+    own = dataclasses.replace(shared, name=name, source=place)
     check_matrix(source, own)
     for start in range(0, own.rows, _COMPARED):
         span = start, min(start + _COMPARED, own.rows)

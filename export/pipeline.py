@@ -176,7 +176,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
             _warn_uncalibrated(error)
             recipe, reads = dataclasses.replace(recipe, method=UNCALIBRATED), False
     facts = facts_of(location, recipe, tokens, request.out.name)
-    if left_out := mtp_layers(tensors, decoder):
+    if left_out := mtp_layers(reader, decoder):
         facts["mtp_layers"] = left_out
         _log.info("the multi-token prediction head (MTP) is not exported; add it with: embedllm mtp %s CHECKPOINT",
                   request.out)  # fmt: skip

@@ -44,7 +44,7 @@ class HuggingFaceSource:
         self._scheme = scheme_of(config)
         self.config = config if self._scheme is None else without_scheme(config)
         self.folders: tuple[str, ...] = ()  # of more tensors, in a model.safetensors of their own
-        self._location = location
+        self.location = location
         self._files = OpenFiles()
         self._lock = threading.Lock()
         self._packings: dict[str, Packing] = {}
@@ -55,7 +55,7 @@ class HuggingFaceSource:
         """Where the tensors lie; asked for first when the rest of the model is known to be in order."""
         named = _weight_files(self.folder)
         more = [f"{folder}/model.safetensors" for folder in self.folders]
-        self._location.fetch([*(["model.safetensors"] if named is None else named), *more])
+        self.location.fetch([*(["model.safetensors"] if named is None else named), *more])
         found = _find_tensors(self.folder)
         for folder in self.folders:
             found |= {f"{folder}/{name}": tensor for name, tensor in _find_tensors(self.folder / folder).items()}

@@ -110,8 +110,8 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
     return config, family
 
 
-def mtp_layers(config: Mapping[str, object]) -> range:
-    """Of config_of()'s config: the multi-token prediction (MTP, nextn) layers behind the others, which are skipped."""
+def mtp_blocks(config: Mapping[str, object]) -> range:
+    """Of config_of()'s config: the multi-token prediction (MTP, nextn) layers behind the others, no part of a model."""
     layers, mtp = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     assert isinstance(layers, int)
     assert isinstance(mtp, int)

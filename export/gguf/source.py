@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.checkpoints.open_files import OpenFiles
-from embedllm.export.gguf.config import config_of, mtp_layers
+from embedllm.export.gguf.config import config_of, mtp_blocks
 from embedllm.export.gguf.encoders import sentences_of, task_of
 from embedllm.export.gguf.metadata_files import write_texts
 from embedllm.export.gguf.mmproj import Mmproj, find_mmproj, open_mmproj
 from embedllm.export.gguf.reader import GgufModel, read_model
 from embedllm.export.gguf.rope import ROTATIONS
-from embedllm.export.gguf.tensor_names import tensor_locations
+from embedllm.export.gguf.tensor_location import TensorLocation
+from embedllm.export.gguf.tensor_names import layer_locations, tensor_locations
 from embedllm.export.gguf.tensor_names_vision import vision_locations, with_own_order
 from embedllm.export.gguf.tensors import GgufTensors
 from embedllm.files.atomic import write_json
@@ -24,7 +25,7 @@ from embedllm.hub.location import Location
 from embedllm.package.architecture import Attention, Linear, Norm, Origin
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture import Decoder, Layer
 
 SUFFIX = ".gguf"
 _HEAD = "output.weight"  # which an embedding model may have and does not use
@@ -42,7 +43,7 @@ class GgufSource:
     def __init__(self, path: Path, mmproj: Path | bool = True) -> None:
         self._model: GgufModel = read_model(path)
         self.config, self._family = config_of(self._model)
-        self._mtp_layers = mtp_layers(self.config)
+        self.mtp_blocks = mtp_blocks(self.config)
         seen = _mmproj_of(self._model, mmproj)
         if seen is not None:
             self.config, self._model = seen.config(self.config), seen.joined()
@@ -78,7 +79,7 @@ class GgufSource:
         read = {name for location in locations.values() for name in location.names} | ROTATIONS
         if decoder.encoder is not None:
             read.add(_HEAD)
-        skipped = (*(f"blk.{number}." for number in self._mtp_layers), *_unused_keys(decoder))
+        skipped = (*(f"blk.{number}." for number in self.mtp_blocks), *_unused_keys(decoder))
         unread = {name for name in self._model.tensors if name not in read and not name.startswith(skipped)}
         if unread:
             name = min(unread)
@@ -88,6 +89,26 @@ class GgufSource:
                 model_type=decoder.model_type,
             )
         return decoder, GgufTensors(self._model, self._files, locations)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name, as GGUF has it."""
+        return name in self._model.tensors
+
+    def head_tensors(self, decoder: Decoder, layer: Layer, block: int) -> GgufTensors:
+        """The tensors of a multi-token prediction head, whose layer is that block; its others by their names in GGUF.
+
+        decoder: the model, which is unfused(), as the layer is. Raises UnsupportedModel.
+        """
+        if self._family.separate_mlps:
+            raise UnsupportedModel(
+                f"the multi-token prediction head of a '{decoder.model_type}' is not read from GGUF.",
+                model_type=decoder.model_type,
+            )
+        tensors = self._model.tensors
+        locations = tensor_locations(decoder, self._family, tensors)
+        locations |= layer_locations(layer, f"blk.{block}", self._family, tensors)
+        own = {name: TensorLocation(tensor=name) for name in tensors if name.startswith(f"blk.{block}.nextn.")}
+        return GgufTensors(self._model, self._files, locations | own)
 
     def close(self) -> None:
         self._files.close()

@@ -65,15 +65,35 @@ def tensor_locations(decoder: Decoder, family: Family, tensors: Mapping[str, Pla
             norms = _norms_behind(layer, block)
         else:
             norms = _norms_apart(layer, block, mlp_block) if family.separate_mlps else _norms(layer, block, tensors)
-        for part, where in norms:
-            found |= norm_weights(part, where)
-        found |= _mixer(layer.attention, block, family, tensors) | layer_parts(layer, block)
-        if layer.ssm is not None:
-            found |= mamba2(layer.ssm, block)
-        if layer.mlp is not None:
-            found |= _mlp(layer.mlp, mlp_block, tensors)
-        if layer.mlp_norm is not None and (bare := f"{block}.ffn_norm") in tensors:  # Falcon-H1's has no ".weight"
-            found[layer.mlp_norm.source] = TensorLocation(tensor=bare)
+        found |= _of_layer(layer, norms, block, mlp_block, family, tensors)
+    return found
+
+
+def layer_locations(
+    layer: Layer, block: str, family: Family, tensors: Mapping[str, Placed]
+) -> dict[str, TensorLocation]:
+    """The same of one layer, which may be no part of a model."""
+    return _of_layer(layer, _norms(layer, block, tensors), block, block, family, tensors)
+
+
+def _of_layer(
+    layer: Layer,
+    norms: Iterator[tuple[Norm | None, str]],
+    block: str,
+    mlp_block: str,
+    family: Family,
+    tensors: Mapping[str, Placed],
+) -> dict[str, TensorLocation]:
+    found: dict[str, TensorLocation] = {}
+    for part, where in norms:
+        found |= norm_weights(part, where)
+    found |= _mixer(layer.attention, block, family, tensors) | layer_parts(layer, block)
+    if layer.ssm is not None:
+        found |= mamba2(layer.ssm, block)
+    if layer.mlp is not None:
+        found |= _mlp(layer.mlp, mlp_block, tensors)
+    if layer.mlp_norm is not None and (bare := f"{block}.ffn_norm") in tensors:  # Falcon-H1's has no ".weight"
+        found[layer.mlp_norm.source] = TensorLocation(tensor=bare)
     return found
 
 

@@ -46,6 +46,10 @@ SHIFTED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron")  # whose 
 # matrices that are one tensor: of experts, of AltUp's streams
 STACKED = re.compile(r"(.*\.(?:experts|altup_projections|altup_unembed_projections))\.(\d+)\.(.*)")
 
+NEXTN = {
+    name: name.replace(".", "_")
+    for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
+}
 Change = Callable[[Tensors], Tensors]
 
 
@@ -75,9 +79,10 @@ def write_gguf(
     config = usual(json.loads((folder / "config.json").read_text()))
     name = architecture or name_of(config)
     ids = {"eos": config.get("eos_token_id"), "padding": config.get("pad_token_id")}
-    said = {**metadata(config, name), **tokens(folder, pre), **special(ids), **(more or {})}
-    tensors = change(converted(loaded(folder / "model.safetensors"), config, name))
-    return write_file(path, name, said, tensors, kind=kind)
+    tensors = loaded(folder / "model.safetensors")
+    said = {**metadata(config, name), **heads_said(tensors, config, name), **tokens(folder, pre), **special(ids)}
+    tensors = change(converted(tensors, config, name))
+    return write_file(path, name, {**said, **(more or {})}, tensors, kind=kind)
 
 
 def write_file(path: Path, name: str, said: Mapping[str, Any], tensors: Tensors, *, kind: str) -> Path:
@@ -176,6 +181,12 @@ def metadata(config: Config, name: str) -> dict[str, Any]:
     return {f"{name}.{key}": value for key, value in own.items()}
 
 
+def heads_said(tensors: Tensors, config: Config, name: str) -> dict[str, Any]:
+    """What is said of multi-token prediction layers (MTP), which count as blocks."""
+    layers, heads = config["num_hidden_layers"], sum(tensor.endswith(".hnorm.weight") for tensor in tensors)
+    return {f"{name}.block_count": layers + heads, f"{name}.nextn_predict_layers": heads} if heads else {}
+
+
 def tokens(folder: Path, pre: str) -> dict[str, Any]:
     """The tokenizer of a folder, a byte-level BPE, with its template."""
     data = json.loads((folder / "tokenizer.json").read_text())
@@ -208,7 +219,7 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
     """The tensors under GGUF's names, their rows where llama.cpp has them."""
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
-    names = gguf.get_tensor_name_map(architecture, layers)
+    names = gguf.get_tensor_name_map(architecture, layers + 1)  # and a multi-token prediction layer
     found: Tensors = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
     for source, values in prepared(tensors, config, name).items():
@@ -223,6 +234,10 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
         if stacked := STACKED.fullmatch(source):
             before, number, part = stacked.groups()
             experts.setdefault(f"{before}.{part}", {})[int(number)] = values
+            continue
+        part, _, end = source.partition(f"model.layers.{layers}.")[2].rpartition(".")
+        if part in NEXTN:
+            found[f"blk.{layers}.nextn.{NEXTN[part]}.{end}"] = values
             continue
         place = names.get_name(source, try_suffixes=(".weight", ".bias", ".scale"))
         assert place is not None, source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,17 @@ def add_head(folder: Path, *, layer: int, seed: int = 7) -> Path:
         tensors[name] = values / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else 1 + values / 10
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def as_deepseeks(folder: Path, out: Path) -> Path:
+    """The checkpoint with the names of DeepSeek, which GGUF's converters make of Qwen's."""
+    config = json.loads((folder / "config.json").read_text())
+    place, names = f"model.layers.{config['num_hidden_layers']}.", {new: old for old, new in _QWEN_NAMES.items()}
+    shutil.copytree(folder, out)
+    tensors = {f"{place}{names[name]}" if name in names else name.replace("mtp.layers.0.", place): value
+               for name, value in load_file(folder / "model.safetensors").items()}  # fmt: skip
+    save_file(tensors, out / "model.safetensors")
+    return out
 
 
 def torch_logits(folder: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
