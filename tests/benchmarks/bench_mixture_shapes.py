@@ -32,7 +32,6 @@ from embedllm.export.graphs import write_variant
 from embedllm.package.graph_variants import FLOAT32, OPENVINO
 from embedllm.package.package import open_package
 from tests.support.described import described_package
-from tests.support.openings import device
 
 SHAPES: dict[str, dict[str, object]] = {
     "qwen3.5-35b-a3b": {
@@ -93,6 +92,8 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure(folder: Path, variant: str, threads: int) -> str:
+    from tests.support.openings import device  # OpenVINO, which those who take the shapes alone may not have
+
     package, family = open_package(folder), "openvino" if variant == OPENVINO else "cpu"
     options, variants = RuntimeOptions(threads=threads), {family: [variant]}
     opened = []
