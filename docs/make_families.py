@@ -127,10 +127,10 @@ onnxruntime-gpu 1.31.1, 2026-11-24 (`python tests/benchmarks/bench_qmoe_cuda.py`
 | two layers of 256 experts, 512 in one: expert by expert | 25.5 s | 101 ms | 422 ms | 38.8 ms |
 | the same, QMoE | 1.0 s | 1.5 ms | 94 ms | 0.32 ms |
 
-Models with a recurrent state use it, too; their steps are not captured. Logits follow the reference as those of
-single experts do, alone and in batches (`pytest -m gpu -k experts tests/backends/gpu/test_cuda.py`, 12 tests on that
-GPU). WebGPU's QMoE is [not used yet](webgpu.md#faults). CUDA's has GEGLU, which Gemma 4's experts need, from ONNX
-Runtime 1.32 on; it is not used yet.
+Models with a recurrent state use it, too, captured as others ([docs/cuda.md](cuda.md#recurrent-models)). Logits
+follow the reference as those of single experts do, alone and in batches (`pytest -m gpu -k experts
+tests/backends/gpu/test_cuda.py`, 16 tests on that GPU). WebGPU's QMoE is [not used yet](webgpu.md#faults). CUDA's has
+GEGLU, which Gemma 4's experts need, from ONNX Runtime 1.32 on; it is not used yet.
 
 ## Decoders
 

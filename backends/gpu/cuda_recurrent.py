@@ -1,98 +1,59 @@
-"""A recurrent model on one NVIDIA GPU: sequences take turns, kernel by kernel.
-
-Not backends/gpu/io_binding_engine.py's slots: a step of several sequences would change the states of those that only
-lie between them.
-"""
+"""A recurrent model on one NVIDIA GPU: its steps are captured where that gives what their kernels give one by one."""
 
 from __future__ import annotations
 
-import os
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Session
-from embedllm.backends.gpu.cuda import index_of, lock_of, start
-from embedllm.backends.gpu.images import RECURRENT_UNSUPPORTED
-from embedllm.backends.gpu.io_binding_engine import CHUNK
-from embedllm.backends.gpu.recurrent_session import RecurrentSession
-from embedllm.backends.gpu.unbatched_session import Buffers
-from embedllm.backends.ort.runtime import (
-    HEAVY,
-    check_assignments,
-    device_errors,
-    load_errors,
-    ort,
-    recording_options,
-)
-from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.backends.gpu.cuda import CudaEngine
+from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
+from embedllm.backends.ort.runtime import device_errors
+from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device
-    from embedllm.backends.gpu.webgpu_kv import KvCopier
-    from embedllm.backends.images import ImageFeatures
+    from embedllm.backends.gpu.io_binding_engine import ResidentEngine
     from embedllm.package.entries import Graph
     from embedllm.package.package import Package
+    from embedllm.types import F32
+
+_PROMPT, _STEPS = (1, 2, 3), (4, 5, 6, 7, 8)  # tokens; of each side of states one step captures, and one is replayed
+_CLOSE = 0.05  # of the spread of the logits: another length of the mask sums attention in another order
+_log = logging.getLogger("embedllm")
 
 
-class RecurrentCudaEngine:
-    """A folder's graph with states beside its KV."""
+def open_recurrent(package: Package, graph: Graph, device: Device) -> RecurrentEngine:
+    """Raises DeviceUnavailable when part of the work would run on the CPU, DeviceError when it cannot be loaded."""
+    engine = CudaEngine(package, graph, device)
+    if engine.captures and (reason := why_not_captured(engine)):
+        _log.info("%s: steps are launched kernel by kernel: %s", device.name, reason)
+        engine.close()
+        engine = CudaEngine(package, graph, device, capture=False)
+    return RecurrentEngine(engine)
 
-    def __init__(self, package: Package, graph: Graph, device: Device) -> None:
-        """Raises DeviceUnavailable when part of the work would run on the CPU, DeviceError when it cannot be loaded."""
-        self.device = device
-        self.package = package
-        self.context = package.context
-        self.remedy = LARGER_EXPORT
-        self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
-        self.chunk = CHUNK
-        self.images: ImageFeatures | None = None
-        self.images_unsupported = None if package.decoder.vision is None else RECURRENT_UNSUPPORTED
-        self.copier: KvCopier | None = None  # KV that moves goes through the host
-        self._index = index_of(device.name)
-        self.lock = lock_of(self._index)
-        self._session: ort.InferenceSession | None = None
-        path = package.folder / graph.file
-        with load_errors(path), self.lock:
-            self._session = start(os.fspath(path), recording_options(), self._index, captures=False)
-        check_assignments(self._session, HEAVY, device, "please report it")
-        self._warm_up()
 
-    @property
-    def session(self) -> ort.InferenceSession:
-        if self._session is None:
-            raise ValueError("this model was closed")
-        return self._session
+def why_not_captured(engine: ResidentEngine) -> str:
+    """What is wrong with captured steps of a recurrent model; empty: nothing."""
+    with engine.lock, device_errors(engine.device):
+        session = RecurrentSlot(engine, 0)
+    try:
+        rows = []
+        for whole in (True, False):
+            session.rewind(0)
+            session.feed(_PROMPT)
+            steps = [session.feed_all([token]) if whole else _row(session, token) for token in _STEPS]
+            rows.append(np.concatenate(steps))
+    except DeviceError as error:
+        return str(error)
+    finally:
+        session.close()
+    expected, found = rows
+    difference = float(np.abs(found - expected).max() / np.ptp(expected))
+    return "" if difference < _CLOSE else f"captured, their logits differ by {difference:.2g} of the spread"
 
-    def open(self, capacity: int = 0) -> Session:
-        return StatefulSession(self, RecurrentSession(self, capacity))
 
-    def close(self) -> None:
-        self._session = None
-
-    def place(self, array: np.ndarray) -> ort.OrtValue:
-        with self.lock, device_errors(self.device):
-            return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", self._index)
-
-    def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
-        with self.lock, device_errors(self.device):
-            value.update_inplace(np.ascontiguousarray(array))
-
-    def read(self, value: ort.OrtValue) -> np.ndarray:
-        with self.lock, device_errors(self.device):
-            return value.numpy()
-
-    def take(self, capacity: int) -> Buffers:
-        return Buffers(self, capacity)
-
-    def give_back(self, buffers: Buffers) -> None:
-        buffers.close()
-
-    def _warm_up(self) -> None:
-        session = self.open()
-        try:
-            for count in {1, min(16, self.context)}:
-                session.rewind(0)
-                session.feed([0] * count)
-        finally:
-            session.close()
+def _row(session: RecurrentSlot, token: int) -> F32:
+    logits = session.feed([token])
+    return np.array(logits.values(range(logits.size)), np.float32)[None]

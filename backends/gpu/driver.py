@@ -73,9 +73,9 @@ def _open_cuda(options: OpenOptions) -> Engine:
     if reason := unsupported_graph(options.require_graph(), index_of(options.device.name)):
         raise cannot_run(options.device, reason, "use the graph 'generic-float16'")
     if options.package.decoder.is_recurrent:
-        from embedllm.backends.gpu.cuda_recurrent import RecurrentCudaEngine
+        from embedllm.backends.gpu.cuda_recurrent import open_recurrent
 
-        return RecurrentCudaEngine(options.package, options.require_graph(), options.device)
+        return open_recurrent(options.package, options.require_graph(), options.device)
     return CudaEngine(options.package, options.require_graph(), options.device)
 
 

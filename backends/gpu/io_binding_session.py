@@ -64,6 +64,7 @@ class ResidentSession:
 
     def __init__(self, engine: SessionHost, capacity: int) -> None:
         self.position = 0
+        self.side = 0  # of its states, if it has any: state_pool.py
         self.fed = 0  # how often; and once more when it was closed
         self.version = 0  # changes with all that is held
         self.best: int | None = None  # of the latest logits, once it was asked for
@@ -129,6 +130,8 @@ class ResidentSession:
             self._copy_imported()
             self.position = position
             self.version += 1
+            if not position and self._pool is not None:
+                self._pool.states.zero(self._pool.table.slot(self), self.side)
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop
@@ -189,7 +192,7 @@ class ResidentSession:
         """Notes that a step has appended one."""
         self.greedy = self.greedy + 1 if token == self.best else 0
         self._note_fed(greedy=self.greedy)
-        self.position += 1
+        self._note_appended(1)
 
     def note_read(self, count: int) -> None:
         """Notes that a run of several prompts has read that many tokens of this one, which held none."""
@@ -223,6 +226,10 @@ class ResidentSession:
         check_tokens(tokens, self.position, vocabulary=vocabulary, limit=limit, remedy=self._engine.remedy,
                      images=self._engine.images)  # fmt: skip
 
+    def _note_appended(self, count: int) -> None:
+        self.position += count
+        self.side = self.pool.states.after(self.side)
+
     def _note_fed(self, *, greedy: int = 0) -> None:
         self.fed += 1
         self.version += 1
@@ -251,7 +258,7 @@ class ResidentSession:
             raise Interrupted
         with feed_errors(self.position, lambda: self._stopping):
             self._engine.session.run_with_iobinding(binding, options)
-        self.position = end
+        self._note_appended(end - self.position)
 
     def _reserve(self, tokens: int) -> None:
         """A slot with room for that many tokens."""
@@ -260,7 +267,7 @@ class ResidentSession:
             return
         new = self._engine.pool(tokens)
         new.take(self)
-        new.copy(old, old.table.slot(self), new.table.slot(self), self.position)
+        new.copy(old, old.table.slot(self), new.table.slot(self), self)
         old.release(self)
         self._pool = new
 

@@ -4,7 +4,8 @@ Keys and values of a layer are one array [slots, kv heads, capacity, D], so a st
 batch without a copy. It has the same addresses and shapes each time, so that a provider that captures its work can
 replay it. Attention takes each row's length from the sum of its attention mask and the time from the mask's length: so
 the first column holds the number of tokens, all others zeros, and there are several lengths, each with a capture of its
-own; not many, because CUDA's attention plans each new one for a tenth of a second.
+own; not many, because CUDA's attention plans each new one for a tenth of a second. A recurrent model's states lie
+beside (state_pool.py).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import numpy as np
 from embedllm.backends.gpu.device_logits import LogitsEngine
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_slots import SlotTable, padded_width, runs
+from embedllm.backends.gpu.state_pool import SIDES, StatePool
 from embedllm.backends.ort.runtime import ort
 from embedllm.errors import DeviceError
 from embedllm.package.package import Package
+from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,6 +49,7 @@ class Holder(Protocol):
     """A session."""
 
     position: int  # tokens held
+    side: int  # of the states, where those lie that belong to them
 
 
 @dataclass(slots=True)
@@ -85,22 +89,26 @@ class KvPool:
         self._slot_bytes = {name: int(np.prod(shape)) * item for name, shape in self.shapes.items()}
         self._head_bytes = {name: shape[1] * shape[2] * item for name, shape in self.shapes.items()}
         self._token_bytes = {name: shape[2] * item for name, shape in self.shapes.items()}
-        most = max(engine.max_batch, memory.total_bytes() // max(sum(self._slot_bytes.values()), 1)) + 1
+        self._whole_slot = sum(self._slot_bytes.values()) + SIDES * state_bytes(decoder, item)
+        most = max(engine.max_batch, memory.total_bytes() // max(self._whole_slot, 1)) + 1
         self._regions: dict[str, Region] = {
             name: memory.reserve(most * size) for name, size in self._slot_bytes.items()
         }
+        self.states = StatePool(engine, most)
+        self._sized = [(region, self._slot_bytes[name]) for name, region in self._regions.items()] + self.states.regions
         self.row_bytes = decoder.vocabulary * item
         self._logits = DeviceBlock(memory, engine.max_batch * self.row_bytes)
         self._vocabulary = decoder.vocabulary
         self._mapped = 0  # slots that have memory
-        self._steps: dict[tuple[int, int], Step] = {}
-        self._several: dict[int, ort.IOBinding] = {}
+        self._steps: dict[tuple[int, int, int], Step] = {}
+        self._several: dict[tuple[int, int], ort.IOBinding] = {}
 
     def take(self, owner: Holder) -> None:
         """Gives it a slot. Raises DeviceError when memory is short."""
         slot = self.table.take(owner)
         try:
             self._map(slot + 1)
+            self.states.zero(slot, owner.side)
         except BaseException:
             self.table.release(owner)
             raise
@@ -111,7 +119,7 @@ class KvPool:
         while kept > _SPARE and len(self.table) * 4 <= kept:
             kept //= 2
         if kept < self._mapped:
-            self._several = {slot: binding for slot, binding in self._several.items() if slot < kept}
+            self._several = {place: binding for place, binding in self._several.items() if place[0] < kept}
             self._resize(kept)
 
     def address(self, name: str, slot: int, token: int = 0) -> int:
@@ -126,8 +134,10 @@ class KvPool:
         """Where a step writes its row."""
         return self._logits.address + self.table.slot(owner) * self.row_bytes
 
-    def copy(self, source: KvPool, from_slot: int, to_slot: int, tokens: int) -> None:
-        """Takes the KV of the first tokens of a slot of this or another pool."""
+    def copy(self, source: KvPool, from_slot: int, to_slot: int, owner: Holder) -> None:
+        """Takes what an owner holds in a slot of this or another pool."""
+        tokens = owner.position
+        self.states.copy(to_slot, owner.side, source.states, from_slot, owner.side)
         for name, (heads, _, _) in self.shapes.items():
             if tokens:
                 self._memory.copy(
@@ -144,17 +154,20 @@ class KvPool:
     def several(self, owner: Holder) -> ort.IOBinding:
         """A binding for any number of tokens of one sequence; inputs and logits are to be bound yet."""
         slot = self.table.slot(owner)
-        if slot not in self._several:
-            self._several[slot] = self._bound(slot, 1)
-        return self._several[slot]
+        if (slot, owner.side) not in self._several:
+            self._several[slot, owner.side] = self._bound(slot, 1, owner.side)
+        return self._several[slot, owner.side]
 
     def with_images(self, owner: Holder) -> ort.IOBinding:
         """As several(), for one run with inputs of images, which other runs have to do without."""
-        return self._bound(self.table.slot(owner), 1)
+        return self._bound(self.table.slot(owner), 1, owner.side)
 
     def beside(self, slot: int, rows: int) -> ort.IOBinding:
-        """A binding for any number of tokens of each of these slots, from that one on; its logits are of no use."""
-        binding = self._bound(slot, rows)
+        """A binding for any number of tokens of each of these slots, from that one on; its logits are of no use.
+
+        Not for a model with states, in which what fills rows up to one length would leave its trace.
+        """
+        binding = self._bound(slot, rows, 0)
         binding.bind_ortvalue_input("logits_from", self._last)
         binding.bind_output("logits", *self._engine.where)
         return binding
@@ -168,7 +181,7 @@ class KvPool:
         if width > self._mapped and self._has_room(width):
             self._map(width)
         width = min(width, max(self._mapped, len(rows)))
-        moves = self.table.arrange(rows, width, may_wait=lambda owner: owner.position < self.capacity)
+        moves = self.table.arrange(rows, width, may_wait=self._may_wait)
         try:
             self._map(max((move.to + 1 for move in moves), default=0))
         except BaseException:
@@ -177,12 +190,18 @@ class KvPool:
         for move in moves:
             owner = self.table.owners(move.to + 1)[move.to]
             assert owner is not None  # it was moved there
-            self.copy(self, move.source, move.to, owner.position)
+            self.copy(self, move.source, move.to, owner)
+        side = rows[0].side
+        for owner in rows:
+            if owner.side != side:
+                slot = self.table.slot(owner)
+                self.states.copy(slot, side, self.states, slot, owner.side)
+                owner.side = side
         counts = np.ones(width, np.int64)
         for slot, owner in enumerate(self.table.owners(width)):
             if owner is not None:
                 counts[slot] = owner.position + 1
-        step = self._step(width, int(counts.max()))
+        step = self._step(width, int(counts.max()), side)
         self._memory.write(step.given.address, counts[:, None], to_pitch=step.length * _ITEM)
         return step
 
@@ -202,14 +221,21 @@ class KvPool:
 
     def close(self) -> None:
         self._forget()
-        for region in self._regions.values():
+        for region, _ in self._sized:
             region.close()
 
-    def _step(self, width: int, end: int) -> Step:
+    def _may_wait(self, owner: Holder) -> bool:
+        """Whether a step may go over one that does not step: it writes a token behind what that one holds.
+
+        And states: those of the other side, which are what the one that waits goes on from once the next step is over.
+        """
+        return not self.states.regions and owner.position < self.capacity
+
+    def _step(self, width: int, end: int, side: int) -> Step:
         length = self._length(end)
-        if (width, length) not in self._steps:
+        if (width, length, side) not in self._steps:
             engine, size = self._engine, width * (length + 1) * _ITEM
-            given, binding = DeviceBlock(self._memory, size), self._bound(0, width)
+            given, binding = DeviceBlock(self._memory, size), self._bound(0, width, side)
             self._memory.zero(given.address, size)
             binding.bind_input("attention_mask", *engine.where, np.int64, (width, length), given.address)
             binding.bind_input("input_ids", *engine.where, np.int64, (width, 1), given.address + width * length * _ITEM)
@@ -219,8 +245,8 @@ class KvPool:
             graph_id = next(engine.graph_ids)
             options, not_waiting = engine.replaying(graph_id), engine.replaying(graph_id)
             not_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
-            self._steps[width, length] = Step(given, width, length, binding, options, not_waiting, graph_id)
-        return self._steps[width, length]
+            self._steps[width, length, side] = Step(given, width, length, binding, options, not_waiting, graph_id)
+        return self._steps[width, length, side]
 
     def _length(self, end: int) -> int:
         """Of the mask of steps after which at most that many tokens are held."""
@@ -229,14 +255,15 @@ class KvPool:
             length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
         return min(length, self.capacity)
 
-    def _bound(self, slot: int, rows: int) -> ort.IOBinding:
-        """A binding whose past and present are the same slots, from that one on."""
+    def _bound(self, slot: int, rows: int, side: int) -> ort.IOBinding:
+        """A binding whose past and present are the same slots, from that one on, and of states the two sides."""
         engine = self._engine
         binding = engine.session.io_binding()
         for name, shape in self.shapes.items():
             place = (*engine.where, engine.dtype, (rows, *shape), self.address(name, slot))
             binding.bind_input(f"past_key_values.{name}", *place)
             binding.bind_output(f"present.{name}", *place)
+        self.states.bind(binding, slot, rows, side)
         return binding
 
     def _map(self, slots: int) -> None:
@@ -247,23 +274,23 @@ class KvPool:
 
     def _has_room(self, slots: int) -> bool:
         """Whether that many leave half of the free memory to others."""
-        return 2 * (slots - self._mapped) * sum(self._slot_bytes.values()) <= self._memory.free_bytes()
+        return 2 * (slots - self._mapped) * self._whole_slot <= self._memory.free_bytes()
 
     def _resize(self, slots: int) -> None:
         """New memory is zeros: attention multiplies what it does not see by nothing, and NaN times nothing is NaN."""
         before, has_moved = self._mapped, False
         try:
-            for name, region in self._regions.items():
-                has_moved |= region.resize(slots * self._slot_bytes[name])
+            for region, size in self._sized:
+                has_moved |= region.resize(slots * size)
         except DeviceError:
-            for name, region in self._regions.items():
-                region.resize(before * self._slot_bytes[name])
+            for region, size in self._sized:
+                region.resize(before * size)
             if has_moved:
                 self._forget()
             raise
-        for name, size in self._slot_bytes.items():
+        for region, size in self._sized:
             if slots > before:
-                self._memory.zero(self.address(name, before), (slots - before) * size)
+                self._memory.zero(region.address + before * size, (slots - before) * size)
         self._mapped = slots
         if has_moved:
             self._forget()

@@ -1,4 +1,4 @@
-"""One sequence of a recurrent model on a GPU: its states stay there, beside its KV.
+"""One sequence of a recurrent model on a GPU by WebGPU: its states stay there, beside its KV.
 
 Wrapped by backends/sessions/recurrent_session.py, which rewinds it.
 """

@@ -1,8 +1,8 @@
 """One sequence in buffers of its own on a GPU, past and present at once; sequences take turns.
 
-That of WebGPU, and of recurrent models on CUDA: other models step together there, in slots (io_binding_session.py).
-Prompts are fed in pieces where attention takes a limited number of tokens. Steps are launched kernel by kernel;
-webgpu_steps.py has those that are captured.
+That of WebGPU: on CUDA sequences step together, in slots (io_binding_session.py). Prompts are fed in pieces where
+attention takes a limited number of tokens. Steps are launched kernel by kernel; webgpu_steps.py has those that are
+captured.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from the earlier one on are fed again, together with the next feed (docs/concept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from embedllm.backends.base import Engine, FeedsAll, GivesHidden, Interruptible, Session, TakesAdapters
 from embedllm.backends.checks import check_rewind, check_tokens
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
 _MOST = 16  # copies of a sequence
 _MOST_BYTES = 256 << 20  # that they take together; one there is always
 T = TypeVar("T")
+S = TypeVar("S")  # copies of states, wherever they lie
 
 
-class Plain(Session, FeedsAll, TakesAdapters, Protocol):
+class Plain(Session, FeedsAll, TakesAdapters, Protocol[S]):
     """What is wrapped: a session whose rewind leaves its states as they are, but for one to the beginning."""
 
-    def states(self) -> dict[str, F32]:
-        """Copies, by their names in embedllm/package/recurrent_state.py; of a session that holds tokens."""
+    def states(self) -> S:
+        """Copies, of a session that holds tokens; they stay what they are."""
         ...
 
-    def set_states(self, states: Mapping[str, F32]) -> None: ...
+    def set_states(self, states: S) -> None: ...
 
 
 class _Engine(Engine, Protocol):
     package: Package
 
 
-class StatefulSession:
+class StatefulSession(Generic[S]):
     """A session like others, which gives no KV away: that of a part of a sequence is of no use without its states."""
 
-    def __init__(self, engine: _Engine, plain: Plain) -> None:
+    def __init__(self, engine: _Engine, plain: Plain[S]) -> None:
         self.position = 0
         self._plain = plain  # holds `position` tokens, or fewer after a rewind
         self._engine = engine
         self._tokens: list[int] = []
-        self._copies: dict[int, dict[str, F32]] = {}  # by position
+        self._copies: dict[int, S] = {}  # by position
         self._most = max(1, min(_MOST, _MOST_BYTES // state_bytes(engine.package.decoder)))
         self._was_many = False  # the last feed
 
@@ -87,6 +88,20 @@ class StatefulSession:
         self._tokens.clear()
         self._copies.clear()
         self.position = 0
+
+    @property
+    def steps_from(self) -> Plain[S] | None:
+        """What is wrapped, where a step can be fed to it as to any session; None: other tokens are to be fed first."""
+        return self._plain if self._plain.position == self.position else None
+
+    def begin_step(self) -> None:
+        """Before one token is fed to what is wrapped, in a run of several sessions."""
+        self._note(many=False)
+
+    def end_step(self, token: int) -> None:
+        """After that; not where it failed, and left all as it was."""
+        self._tokens.append(token)
+        self.position = self._plain.position
 
     def _fed(self, tokens: Sequence[int], feed: Callable[[Sequence[int]], T]) -> T:
         """Appends tokens, behind those that a rewind has left to be fed again."""

@@ -9,6 +9,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from embedllm.export import Recipe
+from embedllm.export.architectures import describe
+from embedllm.export.architectures.config import Config
+from embedllm.package.graph_variants import QMOE_FLOAT16
+from tests.support.described import described_package
 from tests.support.tiny import write_tokenizer
 
 _SIZES: dict[str, object] = {
@@ -105,6 +110,16 @@ def tiny_falcon_h1(folder: Path) -> Path:
         }
         shapes |= {f"layers.{index}.{name}": shape for name, shape in parts.items()}
     return _written(folder, {**config, "tie_word_embeddings": True}, shapes)
+
+
+def tiny_hybrid_mixture(folder: Path, variant: str = QMOE_FLOAT16.name) -> Path:
+    """A package of Qwen 3.5's mixtures: a delta rule in one of two layers, 2 of 4 experts and a shared one in both."""
+    config = {**_SIZES, "model_type": "qwen3_5_moe_text", "layer_types": ["linear_attention", "full_attention"],
+              "head_dim": 16, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+              "linear_value_head_dim": 24, "tie_word_embeddings": True, "num_experts": 4, "num_experts_per_tok": 2,
+              "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+              "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6}  # fmt: skip
+    return described_package(folder, describe(Config(config), None), Recipe(method="nearest"), variant=variant)
 
 
 def _written(folder: Path, config: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Path:

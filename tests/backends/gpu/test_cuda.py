@@ -26,6 +26,7 @@ from embedllm.backends.gpu import cuda
 from embedllm.backends.gpu.cuda import CudaEngine
 from embedllm.backends.gpu.cuda_driver import Gpu
 from embedllm.backends.gpu.io_binding_session import ResidentSession
+from embedllm.backends.gpu.recurrent_engine import RecurrentEngine
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
@@ -41,7 +42,7 @@ from tests.support.encoder_folders import write_embedder, write_reranker
 from tests.support.held import PACKINGS, HeldRandomSource
 from tests.support.mixtures import DECODERS as FUSED
 from tests.support.recurrent_checks import differences
-from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
+from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_hybrid_mixture, tiny_lfm2, tiny_qwen3_5
 
 ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
 FIELD_CLOSE = 0.05  # of the spread of the logits
@@ -102,10 +103,74 @@ def test_states_of_recurrent_models_stay_on_the_gpu(tiny: Callable[[Path], Path]
     convert(tiny(tmp_path), tmp_path / "package", Recipe())
     package = open_package(tmp_path / "package")
     opened = registry.open_engine(package, cuda.devices()[0])
+    assert isinstance(opened, RecurrentEngine)
+    assert opened.slots.captures
     found = differences(opened, package)
     opened.close()
     assert np.quantile(found, 0.9) < 0.01
     assert found.max() < 0.2  # single rows of the delta rule: a norm divides what is nearly zero
+
+
+@gpu
+@pytest.mark.parametrize("tiny", [tiny_lfm2, tiny_qwen3_5, tiny_falcon_h1])
+def test_recurrent_sequences_step_together_as_each_does_alone(tiny: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Captured and replayed on both sides of the states, joined late, one of them rewound on the way."""
+    package = open_package(convert(tiny(tmp_path), tmp_path / "package", Recipe()))
+    streams = np.random.default_rng(3).integers(3, 300, (5, 60)).tolist()
+    expected = [ReferenceEngine(package).open().feed_all(stream) for stream in streams]
+    opened = registry.open_engine(package, cuda.devices()[0])
+    assert isinstance(opened, RecurrentEngine)
+    sessions, distances = [opened.open() for _ in streams], []
+    for at, (session, stream) in enumerate(zip(sessions, streams, strict=True)):
+        session.feed(stream[: 3 + at])
+    for step in range(40):
+        if step == 20:
+            sessions[1].rewind(15)
+            sessions[1].feed(streams[1][15:24])
+        own = range(2 if step < 6 else 5)
+        rows = [BatchRow(sessions[at], [streams[at][sessions[at].position]]) for at in own]
+        places = [row.session.position for row in rows]
+        for at, place, logits in zip(own, places, opened.run_batch(rows), strict=True):
+            distances.append(np.abs(np.array(logits.values(range(307))) - expected[at][place]).max())
+    opened.close()
+    assert np.quantile(distances, 0.9) < 0.01 * np.ptp(expected)
+
+
+@gpu
+@pytest.mark.parametrize("tiny", [tiny_lfm2, tiny_qwen3_5, tiny_falcon_h1])
+def test_recurrent_steps_that_ran_ahead_leave_no_trace(tiny: Callable[[Path], Path], tmp_path: Path) -> None:
+    package = open_package(convert(tiny(tmp_path), tmp_path / "package", Recipe()))
+    opened = registry.open_engine(package, cuda.devices()[0])
+    assert isinstance(opened, RecurrentEngine)
+    session, tokens, distances = opened.open(), [5, 6, 7, 8], []
+    logits = session.feed(tokens)
+    for turn in range(6):
+        for _ in range(6):  # greedy: the device is a step ahead from the third on
+            tokens.append(logits.top(1).tokens[0])
+            logits = session.feed(tokens[-1:])
+        logits.top(1)
+        assert opened.slots._ahead is not None
+        if turn == 3:
+            session.rewind(len(tokens) - 3)
+            del tokens[-3:]
+        tokens.append(9 + turn)  # which it did not expect
+        logits = session.feed(tokens[-1:])
+        expected = ReferenceEngine(package).open().feed_all(tokens)[-1]
+        distances.append(np.abs(np.array(logits.values(range(307))) - expected).max() / np.ptp(expected))
+    opened.close()
+    assert np.median(distances) < 0.01
+    assert max(distances) < 0.2
+
+
+@gpu
+def test_experts_beside_states_are_captured(tmp_path: Path) -> None:
+    package = open_package(tiny_hybrid_mixture(tmp_path / "package"))
+    opened = registry.open_engine(package, cuda.devices()[0])
+    assert isinstance(opened, RecurrentEngine)
+    assert opened.slots.captures
+    found = differences(opened, package)
+    opened.close()
+    assert np.quantile(found, 0.9) < 0.02
 
 
 @gpu

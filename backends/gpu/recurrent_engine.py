@@ -1,0 +1,111 @@
+"""A recurrent model on an engine of slots: sequences step together, captured, each with its states beside its KV.
+
+Wraps the sessions of io_binding_engine.py, which hold the states of their newest token only
+(backends/sessions/recurrent_session.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from embedllm.backends.base import BatchRow
+from embedllm.backends.checks import check_tokens
+from embedllm.backends.gpu.device_memory import DeviceBlock
+from embedllm.backends.gpu.io_binding_session import ResidentSession
+from embedllm.backends.ort.runtime import device_errors
+from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.package.recurrent_state import state_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from embedllm.backends.base import Session
+    from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+    from embedllm.package.lora.adapter import Adapter
+    from embedllm.types import Logits
+
+
+class RecurrentSlot(ResidentSession):
+    """A session whose rewind leaves its states as they are, but for one to the beginning."""
+
+    def __init__(self, engine: ResidentEngine, capacity: int) -> None:
+        super().__init__(engine, capacity)
+        self._memory, self._lock, self._device = engine.memory, engine.lock, engine.device
+        self._bytes = state_bytes(engine.package.decoder, engine.dtype().itemsize)
+
+    def states(self) -> DeviceBlock:
+        """Copies, on the device."""
+        with self._lock, device_errors(self._device):
+            block = DeviceBlock(self._memory, self._bytes)
+            self.pool.states.save(block.address, self.pool.table.slot(self), self.side)
+        return block
+
+    def set_states(self, states: DeviceBlock) -> None:
+        with self._lock, device_errors(self._device):
+            self.pool.states.restore(states.address, self.pool.table.slot(self), self.side)
+            self.version += 1
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        if adapter is not None:
+            raise ValueError("this device takes no adapters.")
+
+
+Stateful: TypeAlias = StatefulSession[DeviceBlock]
+
+
+class RecurrentEngine:
+    """An engine whose runs take the sessions that it opens. It reads prompts one sequence at a time."""
+
+    def __init__(self, slots: ResidentEngine) -> None:
+        self.slots = slots
+        self.device, self.package = slots.device, slots.package
+        self.context, self.remedy, self.chunk = slots.context, slots.remedy, slots.chunk
+        self.max_batch, self.mixes_lengths = slots.max_batch, slots.mixes_lengths
+        self.prompt_budget = slots.prompt_budget
+        self.images, self.images_unsupported = slots.images, slots.images_unsupported
+
+    def open(self, capacity: int = 0) -> Stateful:
+        with self.slots.lock, device_errors(self.device):
+            return StatefulSession(self, RecurrentSlot(self.slots, capacity))
+
+    def close(self) -> None:
+        self.slots.close()
+
+    def warm_up(self) -> None:
+        self.slots.warm_up()
+
+    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """One token for each of 1 to max_batch sessions, in one run but for those that a rewind has put behind."""
+        sessions = [_stateful(row.session) for row in rows]
+        for session, (_, tokens) in zip(sessions, rows, strict=True):
+            check_tokens(tokens, session.position, vocabulary=self.package.decoder.vocabulary, limit=self.context,
+                         remedy=self.remedy)  # fmt: skip
+        positions = [session.position for session in sessions]
+        together = [at for at, session in enumerate(sessions) if session.steps_from is not None]
+        logits: dict[int, Logits] = {}
+        try:
+            logits |= {at: sessions[at].feed(row.tokens) for at, row in enumerate(rows) if at not in together}
+            logits |= zip(together, self._step([(sessions[at], rows[at].tokens) for at in together]), strict=True)
+        except BaseException:
+            for session, position in zip(sessions, positions, strict=True):
+                session.rewind(position)
+            raise
+        return [logits[at] for at in range(len(rows))]
+
+    def _step(self, rows: Sequence[tuple[Stateful, Sequence[int]]]) -> Sequence[Logits]:
+        """One token for each of sessions that step from where they are."""
+        plain: list[BatchRow] = []
+        for session, tokens in rows:
+            slot = session.steps_from
+            assert slot is not None
+            session.begin_step()
+            plain.append(BatchRow(slot, tokens))
+        found = self.slots.run_batch(plain) if plain else []
+        for session, (token,) in rows:
+            session.end_step(token)
+        return found
+
+
+def _stateful(session: Session) -> Stateful:
+    assert isinstance(session, StatefulSession)  # of this engine
+    return session

@@ -1,0 +1,87 @@
+"""The states of recurrent sequences, beside their KV in slots on a device: a run reads one side and writes the other.
+
+So a run that fails, is stopped or was not wanted has left no trace in what the next one reads, and a captured step may
+run twice. The states of a layer are one array [slots, ...] a side, so a step of several rows reads them as a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.package.recurrent_state import state_shapes
+
+if TYPE_CHECKING:
+    from embedllm.backends.gpu.device_memory import DeviceMemory, Region
+    from embedllm.backends.ort.runtime import ort
+    from embedllm.package.package import Package
+
+SIDES = 2
+
+
+class StateEngine(Protocol):
+    """What it needs of an engine."""
+
+    package: Package
+    memory: DeviceMemory
+    where: tuple[str, int]  # the device in ONNX Runtime's words: its type and index
+    dtype: type[np.floating]
+
+
+class StatePool:
+    """Of a model that has no states, nothing."""
+
+    def __init__(self, engine: StateEngine, most: int) -> None:
+        """most: slots that it can grow to."""
+        self._engine, self._memory = engine, engine.memory
+        self._shapes = state_shapes(engine.package.decoder)
+        item = np.dtype(engine.dtype).itemsize
+        self._sizes = {name: math.prod(shape) * item for name, shape in self._shapes.items()}
+        self._regions: list[dict[str, Region]] = [
+            {name: engine.memory.reserve(most * size) for name, size in self._sizes.items()} for _ in range(SIDES)
+        ]
+        # and the bytes that a slot takes of each
+        self.regions = [(side[name], size) for side in self._regions for name, size in self._sizes.items()]
+
+    def after(self, side: int) -> int:
+        """Where the states are once a run has read those of that side."""
+        return 1 - side if self._shapes else side
+
+    def bind(self, binding: ort.IOBinding, slot: int, rows: int, side: int) -> None:
+        """Has a run read that side of these slots, from that one on, and write the other."""
+        engine = self._engine
+        for name, shape in self._shapes.items():
+            past, present = (
+                (*engine.where, engine.dtype, (rows, *shape), self._address(name, slot, each))
+                for each in (side, self.after(side))
+            )
+            binding.bind_input(f"past_{name}", *past)
+            binding.bind_output(f"present_{name}", *present)
+
+    def zero(self, slot: int, side: int) -> None:
+        """Makes them those of a sequence of no token."""
+        for name, size in self._sizes.items():
+            self._memory.zero(self._address(name, slot, side), size)
+
+    def copy(self, slot: int, side: int, source: StatePool, from_slot: int, from_side: int) -> None:
+        """Takes those of a slot of this or another pool."""
+        for name, size in self._sizes.items():
+            place = source._address(name, from_slot, from_side)
+            self._memory.copy(self._address(name, slot, side), place, width=size)
+
+    def save(self, to: int, slot: int, side: int) -> None:
+        """Copies them to that many bytes somewhere else on the device, one behind the other."""
+        for name, size in self._sizes.items():
+            self._memory.copy(to, self._address(name, slot, side), width=size)
+            to += size
+
+    def restore(self, source: int, slot: int, side: int) -> None:
+        """Takes what was saved."""
+        for name, size in self._sizes.items():
+            self._memory.copy(self._address(name, slot, side), source, width=size)
+            source += size
+
+    def _address(self, name: str, slot: int, side: int) -> int:
+        return self._regions[side][name].address + slot * self._sizes[name]
