@@ -41,7 +41,8 @@ class Capabilities:
     variants: tuple[str, ...] = ()  # of the graphs that it may run, best first; none: it reads the weights itself
     exact: tuple[str, ...] = ()  # those of them that it can compute in float32 throughout
     kv: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as `variants`, by the type of a quantized KV
-    hidden: tuple[str, ...] = ()  # of the graphs that give hidden states, for draft heads
+    # by the variant that gives hidden states for draft heads: of the graphs that give these, best first
+    hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     external_graphs: tuple[str, ...] = ()  # variants of graphs of other exporters that it runs
     is_gpu: bool = False  # a GPU of ONNX Runtime, which takes another graph of a folder of another exporter
     moves_kv: bool = True  # its sessions give their KV away and take that of others
@@ -65,7 +66,7 @@ class Capabilities:
         variants: that may be used, all when there are none. hidden_graph: the one that gives what a draft head reads.
         """
         if hidden_graph:
-            return [hidden_graph] if hidden_graph in self.hidden else []
+            return [one for one in self.hidden.get(hidden_graph, ()) if not exact or one == hidden_graph]
         found = self.kv.get(kv, ()) if kv else self.exact if exact else self.variants
         return [one for one in found if not variants or one in variants]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from embedllm.export.checkpoints.tensor_mapping import Source
-from embedllm.export.graphs import Model, build, described, stored_layout, write_variant
+from embedllm.export.graphs import Model, build, described, fuses_experts, stored_layout, write_variant
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.recipe import Recipe
@@ -36,7 +36,7 @@ from embedllm.hub.location import Location
 from embedllm.package.architecture import Decoder
 from embedllm.package.entries import Graph
 from embedllm.package.features import features_of
-from embedllm.package.graph_variants import GraphVariant
+from embedllm.package.graph_variants import FUSED, GraphVariant
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
 from embedllm.package.packing import Packing, packings
 from embedllm.package.tensors import (
@@ -94,8 +94,15 @@ def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits
             check_place(out, replace)
     finally:
         reader.close()
-    write_variant(package.folder, kind.hidden_graph.name)
+    for variant in _with_fused(kind.hidden_graph, package.decoder, packings(package.manifest)):
+        write_variant(package.folder, variant.name)
     return out
+
+
+def _with_fused(variant: GraphVariant, decoder: Decoder, packing: Mapping[str, Packing]) -> list[GraphVariant]:
+    """The variant, and where the decoder is a mixture of experts that one operator computes, that with it."""
+    fused = FUSED.get(variant.name)
+    return [variant] if fused is None or not fuses_experts(decoder, packing) else [variant, fused]
 
 
 def renamed(described: T, prefix: str) -> T:
@@ -157,13 +164,15 @@ def _write(
     exact = isinstance(recipe, dict) and recipe.get("exact") is True
     model = Model(decoder=plan.decoder, layout=Layout(b"", {**theirs.placed, **own}, plan.layout.size),
                   packing={**packings(package.manifest), **plan.packing}, exact=exact)  # fmt: skip
-    named = Graph(file=kind.graph.file, variant=kind.graph.name, activations=kind.graph.activations)
-    graph = described(named, plan.decoder, model.packing)
-    (partial / graph.file).write_bytes(build(graph.variant, model))
+    graphs = []
+    for variant in _with_fused(kind.graph, plan.decoder, plan.packing):
+        named = Graph(file=variant.file, variant=variant.name, activations=variant.activations)
+        graphs.append(described(named, plan.decoder, model.packing))
+        (partial / variant.file).write_bytes(build(variant.name, model))
     tokens = package.manifest.get("tokens")
     assert isinstance(tokens, dict)  # a package that was opened
     bits = next(iter(plan.packing.values())).bits
     facts = {**facts_of(location, Recipe(bits=bits), tokens, f"{package.name}-{kind.folder}"),
              "features": features_of(plan.packing.values(), is_encoder=False),
              "target_sha256": package.stored.sha256}  # fmt: skip
-    write_json(partial / MANIFEST, manifest_of(partial, facts, plan.decoder, [graph], plan.packing, {WEIGHTS: digest}))
+    write_json(partial / MANIFEST, manifest_of(partial, facts, plan.decoder, graphs, plan.packing, {WEIGHTS: digest}))

@@ -28,8 +28,11 @@ from embedllm.package.graph_variants import (
     CALIBRATED,
     EAGLE,
     EAGLE_HIDDEN,
+    EAGLE_HIDDEN_QMOE,
     FLOAT32,
+    FUSED,
     HIDDEN,
+    HIDDEN_QMOE,
     IMAGES,
     MTP,
     OPENVINO,
@@ -58,13 +61,17 @@ _OF_VISION = (
 _NAMES_ON_GPU = {variant.name for variant in VISION_ON_GPU.values()}
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _OF_IMAGES = Graph(file=IMAGES.file, variant=IMAGES.name, activations=IMAGES.activations)
-_OF_EXPERTS = {variant.name for variant in VARIANTS if variant.fuses_experts}
+_OF_HEADS = (HIDDEN, EAGLE_HIDDEN, MTP, EAGLE, *FUSED.values())
+_OF_EXPERTS = {variant.name for variant in (*VARIANTS, *_OF_HEADS) if variant.fuses_experts}
 _GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 # of a model without experts and vision encoder
 NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in _OF_EXPERTS)
 # for draft heads, no part of an export
-_HIDDEN = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in (HIDDEN, EAGLE_HIDDEN))
+_HIDDEN = tuple(
+    Graph(file=d.file, variant=d.name, activations=d.activations)
+    for d in (HIDDEN, HIDDEN_QMOE, EAGLE_HIDDEN, EAGLE_HIDDEN_QMOE)
+)
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, *_HIDDEN))
 EAGLE_FOLDER = "eagle"  # of an EAGLE-3 head, inside of the target model's
 
@@ -89,7 +96,7 @@ def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, .
 
 def described(graph: Graph, decoder: Decoder, packing: Mapping[str, Packing]) -> Graph:
     """A graph's entry with what its KV of this model holds."""
-    known = (*VARIANTS, IMAGES, *CALIBRATED, HIDDEN, EAGLE_HIDDEN, MTP, EAGLE)
+    known = (*VARIANTS, IMAGES, *CALIBRATED, *_OF_HEADS)
     variant = next((one for one in known if one.name == graph.variant), None)
     is_latent = variant is not None and variant.keeps_latent(decoder, packing)
     return dataclasses.replace(graph, kv=LATENT if is_latent else "")
@@ -101,7 +108,7 @@ def build(variant_name: str, model: Model) -> bytes:
         return openvino_model.build(model.decoder, model.layout, model.packing)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
-    known = (*VARIANTS, IMAGES, *VISION_VARIANTS, HIDDEN, EAGLE_HIDDEN, MTP, EAGLE)
+    known = (*VARIANTS, IMAGES, *VISION_VARIANTS, *_OF_HEADS)
     return _onnx(next(variant for variant in known if variant.name == variant_name), model)
 
 
@@ -164,15 +171,16 @@ def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Pack
         if decoder.images_are_bidirectional and variant_name in _NAMES_ON_GPU:
             return "GPUs take no images whose tokens attend to one another"
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
-    described = (*VARIANTS, IMAGES, *CALIBRATED)
+    described = (*VARIANTS, IMAGES, *CALIBRATED, *FUSED.values())
     reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
-    if (
-        not reason
-        and variant_name in _OF_EXPERTS
-        and not any(_is_fused(layer.mlp, packing) for layer in decoder.layers)
-    ):
+    if not reason and variant_name in _OF_EXPERTS and not fuses_experts(decoder, packing):
         return "its experts are not stored in integers that ONNX Runtime's QMoE takes"
     return reason
+
+
+def fuses_experts(decoder: Decoder, packing: Mapping[str, Packing]) -> bool:
+    """Whether there are graphs of a model with experts as one operator. packing: by the name of the matrix."""
+    return any(_is_fused(layer.mlp, packing) for layer in decoder.layers)
 
 
 def _is_fused(mlp: Mlp | Moe | None, packing: Mapping[str, Packing]) -> bool:
@@ -197,7 +205,7 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         packing=packings(package.manifest),
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )
-    if variant_name == EAGLE_HIDDEN.name:
+    if variant_name in (EAGLE_HIDDEN.name, EAGLE_HIDDEN_QMOE.name):
         model = _with_head(model, package)
     if variant_name in _OF_EXPERTS:
         _check_experts(package, model)

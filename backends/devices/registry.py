@@ -20,7 +20,7 @@ from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import CALIBRATED, EAGLE, HIDDEN, MTP, VARIANTS
+from embedllm.package.graph_variants import CALIBRATED, EAGLE, FUSED, HIDDEN, MTP, VARIANTS
 from embedllm.package.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
@@ -218,6 +218,12 @@ def open_draft_head(package: Package, device: Device, *, runtime: RuntimeOptions
     variant = MTP if package.decoder.mtp is not None else EAGLE
     opens, graph = device_family(device).open_draft_head, package.graph(variant.name)
     assert opens is not None  # as _unsupported found for the target model
+    fused = package.graph(FUSED[variant.name].name) if variant.name in FUSED and not exact else None
+    if fused is not None:
+        try:
+            return opens(OpenOptions(package=package, device=device, graph=fused, runtime=runtime, exact=exact))
+        except DeviceUnavailable as error:
+            _log.info("the graph '%s' is not used: %s", fused.variant, error)
     if graph is None:
         command = "mtp" if variant is MTP else "eagle"
         remedy = f"embedllm {command} {package.folder.parent} CHECKPOINT --replace"

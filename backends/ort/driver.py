@@ -10,7 +10,7 @@ from embedllm.backends.driver import TESTED_LINUX, DeviceFamily, Driver, MemoryF
 from embedllm.backends.ort.providers import INSTALL, Provider, source
 from embedllm.errors import PackageError
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.graph_variants import EAGLE_HIDDEN, EXTERNAL, FLOAT32, HIDDEN, INT4_KV, INT8_KV, QMOE
+from embedllm.package.graph_variants import EAGLE_HIDDEN, EXTERNAL, FLOAT32, FUSED, HIDDEN, INT4_KV, INT8_KV, QMOE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,10 +63,14 @@ def _open(options: OpenOptions) -> Engine:
 
 
 def _open_draft_head(options: OpenOptions) -> Engine:
+    from embedllm.backends.checks import cannot_run
     from embedllm.backends.ort.draft_head import DraftHeadEngine
+    from embedllm.backends.ort.engine import unsupported_graph
 
-    return DraftHeadEngine(options.package, options.require_graph(), options.device, runtime=options.runtime,
-                     exact=options.exact)  # fmt: skip
+    graph = options.require_graph()
+    if reason := unsupported_graph(graph, options.runtime):
+        raise cannot_run(options.device, reason, "use the head's graph without QMoE")
+    return DraftHeadEngine(options.package, graph, options.device, runtime=options.runtime, exact=options.exact)
 
 
 def _open_encoder(options: OpenOptions) -> Engine:
@@ -116,7 +120,7 @@ DRIVER = Driver(
             capabilities=replace(
                 CPU.capabilities(),
                 kv={"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)},
-                hidden=(HIDDEN.name, EAGLE_HIDDEN.name),
+                hidden={one.name: (FUSED[one.name].name, one.name) for one in (HIDDEN, EAGLE_HIDDEN)},
                 external_graphs=(EXTERNAL.name,),
                 adapters=True,
                 recurrent=True,

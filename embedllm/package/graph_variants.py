@@ -243,6 +243,12 @@ MTP = replace(FLOAT32, name="mtp-float32", file="model.mtp.onnx", gives_hidden=T
 # the same of an EAGLE-3 head; the first multiplies by the head's `fc`
 EAGLE_HIDDEN = replace(HIDDEN, name="eagle-hidden-float32", file="model.eagle_hidden.onnx")
 EAGLE = replace(MTP, name="eagle-float32", file="model.eagle.onnx")
+# what QMOE is to FLOAT32, by the names of those for which there is one: of mixtures of experts
+HIDDEN_QMOE = replace(HIDDEN, name="hidden-qmoe-float32", file="model.hidden_qmoe.onnx", fuses_experts=True)
+MTP_QMOE = replace(MTP, name="mtp-qmoe-float32", file="model.mtp_qmoe.onnx", fuses_experts=True)
+EAGLE_HIDDEN_QMOE = replace(EAGLE_HIDDEN, name="eagle-hidden-qmoe-float32", file="model.eagle_hidden_qmoe.onnx",
+                            fuses_experts=True)  # fmt: skip
+FUSED = {HIDDEN.name: HIDDEN_QMOE, MTP.name: MTP_QMOE, EAGLE_HIDDEN.name: EAGLE_HIDDEN_QMOE}
 # of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
 EXTERNAL = replace(FLOAT32, name="external-float32", file="model.external.onnx", recurrent=False)
 # of a vision encoder and projector: the CPU's, and those of GPUs

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 import embedllm
 from embedllm import Model, Sampling
@@ -24,6 +25,7 @@ from embedllm.package.package import WEIGHTS, open_package
 from tests.support.draft_heads import make_drafts_free, opened_head, row
 from tests.support.eagle_heads import DRAFT_VOCABULARY, draft_tokens, tiny_eagle, torch_logits
 from tests.support.tiny import tiny_checkpoint
+from tests.support.tiny_nextn import tiny_glm4_moe
 
 TOKENS = [5, 6, 7, 8, 9, 40, 41, 42, 43]
 GREEDY = Sampling(temperature=0)
@@ -200,3 +202,22 @@ def test_the_command_adds_a_quantized_head_that_a_run_drafts_with(checkpoint: Pa
     with embedllm.load(folder, device="cpu", draft=folder / "eagle") as model:
         reply = model.generate(TOKENS, GREEDY, max_tokens=12, speculate="draft")
     assert reply.statistics.drafted_tokens
+
+
+def test_a_mixture_has_its_experts_as_one_operator(tmp_path: Path) -> None:
+    folder = convert(tiny_glm4_moe(tmp_path / "checkpoint"), tmp_path / "package", Recipe(bits=4))
+    own = tiny_eagle(tmp_path / "head", eagle_config={"eagle_aux_hidden_state_layer_ids": [0]})
+    head = add_eagle(folder, with_fc_of_one(own))
+    with embedllm.load(folder, device="cpu") as model:
+        expected = model.generate(TOKENS, GREEDY, max_tokens=12).tokens
+    with embedllm.load(folder, device="cpu", draft=head) as model:
+        assert model.runner.engine.graph.variant == "eagle-hidden-qmoe-float32"  # type: ignore[attr-defined]  # OrtEngine
+        assert model.generate(TOKENS, GREEDY, max_tokens=12, speculate="off").tokens == expected
+
+
+def with_fc_of_one(head: Path) -> Path:
+    """A head that reads the hidden states of one layer."""
+    tensors = load_file(head / "model.safetensors")
+    tensors["fc.weight"] = np.ascontiguousarray(tensors["fc.weight"][:, :64])
+    save_file(tensors, head / "model.safetensors")
+    return head

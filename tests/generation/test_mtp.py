@@ -15,11 +15,14 @@ from safetensors.numpy import load_file, save_file
 
 import embedllm
 from embedllm import Model, Sampling
+from embedllm.backends.ort.draft_head import DraftHeadEngine
+from embedllm.backends.ort.engine import OrtEngine
 from embedllm.cancel import Cancel
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable, ExportError, PackageError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.mtp import add_mtp
+from embedllm.generation.speculation.draft_head import HeadDrafter
 from embedllm.package.package import WEIGHTS, open_package
 from tests.support.draft_heads import make_drafts_free, opened_head, row
 from tests.support.mtp_heads import add_head, torch_logits
@@ -268,3 +271,30 @@ def test_a_quantized_head_drafts(checkpoint: Path, tmp_path: Path) -> None:
     with embedllm.load(folder, device="cpu", draft=head) as model:
         reply = model.generate(TOKENS, GREEDY, max_tokens=12, speculate="draft")
     assert reply.statistics.drafted_tokens
+
+
+def test_experts_are_one_operator_with_a_head_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is slower for its head would not be sped up by guesses; exact and older runtimes take the others."""
+    checkpoint = tiny_glm4_moe(tmp_path / "checkpoint")
+    folder = convert(checkpoint, tmp_path / "package", Recipe(bits=4))
+    head = add_mtp(folder, checkpoint, bits=4)
+    with embedllm.load(folder, device="cpu") as model:
+        expected = model.generate(TOKENS, GREEDY, max_tokens=12).tokens
+    with embedllm.load(folder, device="cpu", draft=head) as model:
+        assert graphs_of(model) == ("hidden-qmoe-float32", "mtp-qmoe-float32")
+        assert model.generate(TOKENS, GREEDY, max_tokens=12, speculate="off").tokens == expected
+    with embedllm.load(folder, device="cpu", draft=head, exact=True) as model:
+        assert graphs_of(model) == ("hidden-float32", "mtp-float32")
+    monkeypatch.setattr("embedllm.backends.ort.engine._FIRST_QMOE", (99, 0))
+    with embedllm.load(folder, device="cpu", draft=head) as model:
+        assert graphs_of(model) == ("hidden-float32", "mtp-float32")
+
+
+def graphs_of(model: Model) -> tuple[str, str]:
+    """Of the model and its head."""
+    engine, drafter = model.runner.engine, model.runner.draft
+    assert isinstance(engine, OrtEngine)
+    assert isinstance(drafter, HeadDrafter)
+    head = drafter._engine  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(head, DraftHeadEngine)
+    return engine.graph.variant, head._engine.graph.variant  # pyright: ignore[reportPrivateUsage]
