@@ -63,10 +63,19 @@ def _grid_inputs(vision: DynamicVision, height: int, width: int) -> dict[str, np
 def _rotations(vision: DynamicVision, row: NDArray[np.int64], column: NDArray[np.int64]) -> tuple[F32, F32]:
     """2-D RoPE: half of the pairs by the row, half by the column."""
     half = vision.head_dim // 2
-    exponents = np.arange(0, half, 2, dtype=np.float32) / np.float32(half)
-    frequencies = (1 / np.power(np.float32(vision.rope_base), exponents)).astype(np.float32)
-    angles = np.concatenate([at.astype(np.float32)[:, None] * frequencies for at in (row, column)], axis=1)
+    steps = np.arange(0, half, 2, dtype=np.float32)
+    angles = np.concatenate(
+        [
+            at.astype(np.float32)[:, None] * _frequencies(vision, (steps + shift) / np.float32(half))
+            for at, shift in ((row, 0), (column, 1 if vision.rope_interleaved else 0))
+        ],
+        axis=1,
+    )
     return np.cos(angles), np.sin(angles)
+
+
+def _frequencies(vision: DynamicVision, exponents: F32) -> F32:
+    return (1 / np.power(np.float32(vision.rope_base), exponents)).astype(np.float32)
 
 
 def _corners(

@@ -33,6 +33,7 @@ class ReferenceDynamicVision(Layers):
         vision, inputs = self._vision, encoder_inputs(self._vision, pixel_values)
         self._inputs = inputs
         x = self._patches(inputs["pixel_values"][0])[inputs[PATCH_ORDER]]
+        x = x if vision.patches_norm is None else self._norm(x, vision.patches_norm)
         if vision.positions is not None:
             places, weights = (inputs[name] for name in POSITIONS)
             x = x + (self._weights.tensor(f"{vision.positions.name}.weight")[places] * weights).sum(axis=0)
@@ -74,7 +75,11 @@ class ReferenceDynamicVision(Layers):
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
     def _merged(self, merger: PatchMerger, x: F32) -> F32:
-        over_square = merger.norm.size == merger.up.columns
-        square = (x if over_square else self._norm(x, merger.norm)).reshape(-1, merger.up.columns)
+        over_square = merger.norm.size == merger.square
+        square = (x if over_square else self._norm(x, merger.norm)).reshape(-1, merger.square)
         square = self._norm(square, merger.norm) if over_square else square
+        if merger.merging is not None:
+            patches = self._vision.merge_size**2
+            channels = square.reshape(len(square), patches, -1).transpose(0, 2, 1).reshape(square.shape)
+            square = self._linear(channels, merger.merging)
         return self._linear(activated(self._linear(square, merger.up), "gelu"), merger.down)

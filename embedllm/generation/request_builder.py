@@ -116,7 +116,8 @@ class RequestBuilder:
         if self._vision is None:
             raise ValueError(
                 f"'{self._package.name}' reads text only: it takes no images. Leave them out, or load a "
-                "vision-language model (docs/guide-images.md)."
+                "vision-language model; export it again where its folder was written as a text decoder "
+                "(docs/guide-images.md)."
             )
         from embedllm.images.prompt import split_images  # loaded for prompts with images only
 

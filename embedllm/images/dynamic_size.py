@@ -8,7 +8,7 @@ from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
-from embedllm.images.settings import Pixels, Settings
+from embedllm.images.settings import CLIP_MEAN, CLIP_STD, Pixels, Settings
 from embedllm.package.architecture import DynamicVision
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 _MOST_RATIO = 200  # of the longer side to the shorter one; transformers refuses more, too
-_MEAN = (0.48145466, 0.4578275, 0.40821073)  # CLIP's, which settings may leave out
-_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,7 @@ def open_dynamic_size(settings: Settings, vision: DynamicVision, named: Mapping[
             "copy preprocessor_config.json from the checkpoint again."
         )
     return DynamicSizeProcessor(
-        pixels=settings.pixels(resample=3, usual_mean=_MEAN, usual_std=_STD),
+        pixels=settings.pixels(resample=3, usual_mean=CLIP_MEAN, usual_std=CLIP_STD),
         factor=vision.factor,
         min_pixels=smallest,
         max_pixels=largest,

@@ -1,8 +1,8 @@
 """Image processors: how an image of any size becomes the tiles that a vision encoder reads, and the text of a prompt.
 
-A row of a table below makes each from the folder's settings; of images that keep their size dynamic_size.py does. The
-results equal those of the processors of the same names in transformers 5.23 (tests/images/test_processors.py), whose
-rules of sizes these are.
+A row of a table below makes each from the folder's settings; those of images that keep their size are in
+dynamic_size.py and pixtral.py. The results equal those of the processors of the same names in transformers 5.23
+(tests/images/test_processors.py), whose rules of sizes these are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from embedllm.errors import PackageError
 from embedllm.images.dynamic_size import open_dynamic_size
+from embedllm.images.pixtral import open_pixtral
 from embedllm.images.settings import Pixels, Settings, read_settings
 from embedllm.package.architecture import DynamicVision, Vision
 
@@ -210,9 +211,10 @@ PROCESSORS: dict[str, Callable[[Settings, Vision, Mapping[str, str]], Processor]
     "SmolVLMProcessor": _tiling,
     "Gemma3Processor": _fixed_size,
 }
-DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, str]], Processor]] = dict.fromkeys(
-    ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size
-)
+DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, str]], Processor]] = {
+    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size),
+    "PixtralProcessor": open_pixtral,
+}
 
 
 def open_processor(folder: Path, vision: Vision | DynamicVision, named: Mapping[str, str]) -> Processor:

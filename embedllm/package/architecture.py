@@ -539,11 +539,25 @@ class Vision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchMerger:
-    """Patches of a square, row by row and side by side, as one row: down(gelu(up(norm(square))))."""
+    """Patches of a square, row by row and side by side, as one row: down(gelu(up(norm(square)))).
+
+    merging (Mistral 3): up(merging(channels)), where channels has the first value of each patch, the second of each ...
+    """
 
     norm: Norm  # of each patch, or of all values of a square where its size says so
     up: Linear
     down: Linear
+    merging: Linear | None = None
+
+    @property
+    def square(self) -> int:
+        """Values of the patches of a square together."""
+        return (self.merging or self.up).columns
+
+    @property
+    def matrices(self) -> tuple[Linear, ...]:
+        """In the order in which they are multiplied by."""
+        return tuple(each for each in (self.merging, self.up, self.down) if each is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -558,9 +572,9 @@ class DeepStack:
 class DynamicVision:
     """A vision transformer of images of any size ("naive dynamic resolution", Qwen2-VL, Wang et al. 2024).
 
-    x = patches(image) + positions; layers with 2-D RoPE; merger. Rows of the result are side by side, [rows, hidden *
-    (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those of their window only.
-    2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its column.
+    x = patches_norm(patches(image)) + positions; layers with 2-D RoPE; merger. Rows of the result are side by side,
+    [rows, hidden * (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those of their
+    window only. 2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its column.
     """
 
     image_token: int  # the placeholder that prompts have, once for each row
@@ -574,6 +588,9 @@ class DynamicVision:
     positions: Linear | None
     layers: tuple[Layer, ...]
     merger: PatchMerger
+    patches_norm: Norm | None = None
+    # frequencies of rows and columns alternate in one series (Pixtral, Agrawal et al. 2024); else both have the same
+    rope_interleaved: bool = False
     window: int = 0  # squares along the side of a window; 0: there are none
     full_layers: tuple[int, ...] = ()  # with windows: layers whose patches see all others
     deepstack: tuple[DeepStack, ...] = ()

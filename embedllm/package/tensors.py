@@ -130,8 +130,7 @@ def vision_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
             yield from layer_runs(layer)
         if isinstance(decoder.vision, DynamicVision):
             for merger in decoder.vision.mergers:
-                yield (merger.up,)
-                yield (merger.down,)
+                yield from ((linear,) for linear in merger.matrices)
         else:
             yield (decoder.vision.projector,)
 
@@ -209,7 +208,7 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     if decoder.vision is not None:
         found += [norm for layer in decoder.vision.layers for norm in (layer.attention_norm, layer.mlp_norm)]
         if isinstance(decoder.vision, DynamicVision):
-            found += [merger.norm for merger in decoder.vision.mergers]
+            found += [decoder.vision.patches_norm, *(merger.norm for merger in decoder.vision.mergers)]
         else:
             found += [decoder.vision.norm, decoder.vision.projector_norm]
     yield from (norm for norm in found if norm is not None)

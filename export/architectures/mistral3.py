@@ -1,4 +1,4 @@
-"""Ministral 3 and Mistral Small 3.1, 3.2: vision-language checkpoint; text decoder only."""
+"""Ministral 3 and Mistral Small 3.1, 3.2: vision-language model; Pixtral, patch merger, text decoder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import ministral3
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import LLAMA
+from embedllm.export.architectures._shared.pixtral import describe_pixtral
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder
 
@@ -18,6 +19,20 @@ def describe(config: Config) -> Decoder:
     text = config.section("text_config")
     if text is None:
         raise ExportError("config.json has no 'text_config'; expected there what a Mistral 3 says of its text model.")
+    decoder, vision = _text(config, text), config.section("vision_config")
+    if vision is None:
+        return decoder
+    token = config.integer("image_token_index", config.integer("image_token_id", 10, least=0), least=0)
+    if token >= decoder.vocabulary:
+        raise ExportError(
+            f"image_token_index is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}."
+        )
+    epsilon = decoder.norm.epsilon
+    seen = describe_pixtral(config, vision, hidden=decoder.hidden, epsilon=epsilon, image_token=token)
+    return replace(decoder, vision=seen)
+
+
+def _text(config: Config, text: Config) -> Decoder:
     kind = text.text("model_type", "mistral")
     if config.has("tie_word_embeddings"):
         text = text.filled({"tie_word_embeddings": config.flag("tie_word_embeddings")})

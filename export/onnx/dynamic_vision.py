@@ -99,6 +99,7 @@ class _Emitter:
         flat = graph.op("Reshape", [grid, graph.constant(0, 0, -1)], "grid.flat")
         rows = graph.op("Transpose", [flat], "patches", perm=[0, 2, 1])
         x = graph.op("Gather", [rows, PATCH_ORDER], "ordered", axis=1)
+        x = x if vision.patches_norm is None else self.norms.plain(x, vision.patches_norm, "patches_norm")
         return x if vision.positions is None else graph.op("Add", [x, self.positions(vision.positions)], "placed")
 
     def positions(self, positions: Linear) -> str:
@@ -148,10 +149,19 @@ class _Emitter:
     def merged(self, merger: PatchMerger, x: str, *, output: str = "") -> str:
         """The rows [1, rows, the decoder's hidden] of squares of patches. output: a name for them."""
         graph, products, norm = self.graph, self.products, merger.norm
-        flat = graph.constant(0, -1, merger.up.columns)
-        if norm.size == merger.up.columns:
+        flat = graph.constant(0, -1, merger.square)
+        if norm.size == merger.square:
             square = self.norms.plain(graph.op("Reshape", [x, flat], "squares"), norm, "norm")
         else:
             square = graph.op("Reshape", [self.norms.plain(x, norm, "norm"), flat], "squares")
+        if merger.merging is not None:
+            square = products.linear(self.by_channel(merger, square), [merger.merging], "merging")
         active = self.mlps.active("gelu", products.linear(square, [merger.up], "up"))
         return products.linear(active, [merger.down], "down", output=output)
+
+    def by_channel(self, merger: PatchMerger, square: str) -> str:
+        """Values of a square's patches side by side, channel by channel."""
+        graph, patches = self.graph, self.vision.merge_size**2
+        apart = graph.op("Reshape", [square, graph.constant(0, -1, patches, merger.square // patches)], "apart")
+        channels = graph.op("Transpose", [apart], "channels", perm=[0, 1, 3, 2])
+        return graph.op("Reshape", [channels, graph.constant(0, -1, merger.square)], "channels.flat")

@@ -80,6 +80,8 @@ class _Emitter:
         x = ir.op("Gather", [rows, self.order, ir.constant(1)], "ordered", batch_dims=0)
         if vision.patches_bias:
             x = added(ir, [x, ir.stored([f"{PATCHES}.bias"], "f32", [hidden])], "patches.biased")
+        if vision.patches_norm is not None:
+            x = normed(ir, x, vision.patches_norm, "patches.norm")
         return x if vision.positions is None else added(ir, [x, self.positions(vision.positions)], "placed")
 
     def positions(self, positions: Linear) -> Value:
@@ -144,10 +146,20 @@ class _Emitter:
     def merged(self, merger: PatchMerger, x: Value, tensor: str) -> Value:
         """The rows [1, rows, the decoder's hidden] of squares of patches. tensor: a name for them."""
         ir, norm = self.ir, merger.norm
-        shape = ir.constant([0, -1, merger.up.columns])
-        if norm.size == merger.up.columns:
+        shape = ir.constant([0, -1, merger.square])
+        if norm.size == merger.square:
             square = normed(ir, ir.op("Reshape", [x, shape], "squares", special_zero=True), norm, "norm")
         else:
             square = ir.op("Reshape", [normed(ir, x, norm, "norm"), shape], "squares", special_zero=True)
+        if merger.merging is not None:
+            square = self.products.linear(self.by_channel(merger, square), [merger.merging], "merging")
         active = activated(ir, self.products.linear(square, [merger.up], "up"), "gelu")
         return self.products.linear(active, [merger.down], "down", tensor=tensor)
+
+    def by_channel(self, merger: PatchMerger, square: Value) -> Value:
+        """Values of a square's patches side by side, channel by channel."""
+        ir, patches = self.ir, self.vision.merge_size**2
+        parts = ir.constant([0, -1, patches, merger.square // patches])
+        apart = ir.op("Reshape", [square, parts], "apart", special_zero=True)
+        channels = ir.op("Transpose", [apart, ir.constant([0, 1, 3, 2])], "channels")
+        return ir.op("Reshape", [channels, ir.constant([0, -1, merger.square])], "channels.flat", special_zero=True)

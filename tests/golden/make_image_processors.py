@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ _SMOLVLM = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_e
             "max_image_size": {"longest_edge": 16}, **_PIXELS}  # fmt: skip
 _QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
          "min_pixels": 900, "max_pixels": 4000, "resample": 3, **_PIXELS}  # fmt: skip
+_PIXTRAL = {"image_processor_type": "PixtralImageProcessor", "patch_size": 4, "spatial_merge_size": 2,
+            "size": {"longest_edge": 64}, "resample": 3, **_PIXELS}  # fmt: skip
 CASES = {
     "smolvlm": Case("SmolVLMProcessor", _SMOLVLM, 16),
     "smolvlm whole": Case("SmolVLMProcessor", {**_SMOLVLM, "do_image_splitting": False}, 16),
@@ -47,6 +49,7 @@ CASES = {
     ),
     "qwen": Case("Qwen2_5_VLProcessor", _QWEN, 0),
     "qwen few pixels": Case("Qwen3VLProcessor", {**_QWEN, "min_pixels": 64, "max_pixels": 1000}, 0),
+    "pixtral": Case("PixtralProcessor", _PIXTRAL, 0),
 }
 
 
@@ -68,17 +71,30 @@ def together(patches: np.ndarray, side: int, grid: Sequence[int]) -> np.ndarray:
     return apart[:, :, :, :, :, 0].transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * side, columns * side)
 
 
-def record(case: Case) -> list[dict[str, object]]:
+def opened(case: Case) -> Callable[[Image.Image], np.ndarray]:
+    """transformers' processor: pixel values [tiles, 3, height, width] of an image."""
     import transformers
 
-    processor = getattr(transformers, case.settings["image_processor_type"])(**case.settings)
+    settings = dict(case.settings)
+    side = settings.get("patch_size", 0)
+    if merge := settings.pop("spatial_merge_size", 0):  # PixtralProcessor tells its image processor of whole squares
+        settings["patch_size"] = {"height": merge * side, "width": merge * side}
+    processor = getattr(transformers, case.settings["image_processor_type"])(**settings)
+
+    def pixel_values(image: Image.Image) -> np.ndarray:
+        made = processor([image], return_tensors="np")
+        values = np.asarray(made["pixel_values"])
+        values = together(values, side, made["image_grid_thw"][0]) if "image_grid_thw" in made else values
+        return values.reshape(-1, *values.shape[-3:])
+
+    return pixel_values
+
+
+def record(case: Case) -> list[dict[str, object]]:
+    pixel_values = opened(case)
     found: list[dict[str, object]] = []
     for size in SIZES:
-        made = processor([noise(*size)], return_tensors="np")
-        values = np.asarray(made["pixel_values"])
-        if not case.tile:
-            values = together(values, case.settings["patch_size"], made["image_grid_thw"][0])
-        values = np.rint((values.reshape(-1, *values.shape[-3:]) * 0.5 + 0.5) * 255).astype(np.uint8)
+        values = np.rint((pixel_values(noise(*size)) * 0.5 + 0.5) * 255).astype(np.uint8)
         packed = base64.b64encode(zlib.compress(values.tobytes(), 9)).decode()
         found.append({"size": size, "shape": values.shape, "levels": packed})
     return found

@@ -12,7 +12,7 @@ from PIL import Image
 import embedllm
 from embedllm.backends.images import FIRST_ID
 from embedllm.export import Recipe, convert
-from tests.support.dynamic_vision import CONFIGS, IMAGE_TOKEN, dynamic_chat_checkpoint
+from tests.support.dynamic_vision import CONFIGS, END, IMAGE_TOKEN, SQUARE, START, dynamic_chat_checkpoint
 from tests.support.vision import LONGEST_EDGE, TILE, TILE_TOKENS, chat_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -67,26 +67,40 @@ def test_a_chat_says_what_transformers_says(
         assert list(found.tokens) == expected
 
 
+def pixels_of(checkpoint: Path, family: str, images: list[Image.Image]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """What transformers' model is given, and the grid of each image's rows of features."""
+    if family == "mistral3":  # its processor, which needs torchvision, tells the other one of whole squares
+        square = {"height": SQUARE, "width": SQUARE}
+        processor = transformers.PixtralImageProcessorPil.from_pretrained(checkpoint, patch_size=square)
+        pixels = processor(images, return_tensors="pt")
+        grids = pixels["image_sizes"] // SQUARE
+    else:
+        pixels = transformers.Qwen2VLImageProcessorPil.from_pretrained(checkpoint)(images, return_tensors="pt")
+        grids = pixels["image_grid_thw"][:, 1:] // 2
+    return dict(pixels), [(rows, columns) for rows, columns in grids.tolist()]
+
+
 @pytest.mark.parametrize("device", ["cpu", "openvino"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_chat_with_images_of_any_size_says_what_transformers_says(tmp_path: Path, family: str, device: str) -> None:
     checkpoint = dynamic_chat_checkpoint(tmp_path / "checkpoint", family)
     model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    processor = transformers.Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
     images = pictures((40, 33), (17, 60), (3, 9))
     content = [{"type": "text", "text": "look: "}]
     for image in images:
         content += [{"type": "image", "image": image}, {"type": "text", "text": " and "}]
     messages = [{"role": "user", "content": content}]
-    pixels = processor(images, return_tensors="pt")
+    pixels, grids = pixels_of(checkpoint, family, images)
     with embedllm.load(convert(checkpoint, tmp_path / "package", Recipe(bits=32)), device=device, exact=True) as llm:
         request = llm.request(messages)  # type: ignore[arg-type]  # images are no JSON
-        counts = [int(grid.prod()) // 4 for grid in pixels["image_grid_thw"]]
-        assert [image.tokens for image in request.images] == counts
+        assert [image.grid for image in request.images] == grids
+        if family == "mistral3":  # a token ends each row, another one the last
+            ends = [request.prompt.count(token) for token in (START, END)]
+            assert ends == [sum(rows - 1 for rows, _ in grids), len(grids)]
         ids = torch.tensor([[IMAGE_TOKEN if token >= FIRST_ID else token for token in request.prompt]])
         with torch.no_grad():
-            reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels,
-                                   mm_token_type_ids=(ids == IMAGE_TOKEN).int(), max_new_tokens=REPLY,
-                                   min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+            types = {} if family == "mistral3" else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+            reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels, **types,
+                                   max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
         found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
     assert list(found.tokens) == reply[0, ids.shape[1] :].tolist()

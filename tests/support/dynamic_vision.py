@@ -18,9 +18,12 @@ from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder, DynamicVision
 from tests.support.described import RandomSource
 from tests.support.families import (
+    ATTENTION_TEMPERATURE,
     BASE,
     DELTA,
     MROPE,
+    PIXTRAL_TOKENS,
+    PIXTRAL_VISION,
     QWEN2_5_VISION,
     QWEN2_VISION,
     QWEN3_5_HEADS,
@@ -34,14 +37,20 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 IMAGE_TOKEN, START, END = 300, 301, 302
+QWEN_MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")  # their texts
+PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SQUARE = 8  # pixels; the side of what becomes a row of features
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"vision_config": QWEN2_VISION},
     "qwen2_5_vl": {"vision_config": QWEN2_5_VISION},
     "qwen3_vl": {"vision_config": QWEN3_VISION},
     "qwen3_5": {"vision_config": QWEN3_5_VISION},
+    "mistral3": {"vision_config": PIXTRAL_VISION, **PIXTRAL_TOKENS},
 }
-_TEXTS: dict[str, dict[str, Any]] = {"qwen3_5": {**DELTA, **QWEN3_5_HEADS, "linear_conv_kernel_dim": 4}}
+_TEXTS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {**DELTA, **QWEN3_5_HEADS, "linear_conv_kernel_dim": 4},
+    "mistral3": {"model_type": "ministral3", "rope_parameters": ATTENTION_TEMPERATURE, "sliding_window": None},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +91,7 @@ def dynamic_prompt(*parts: DynamicImage | Sequence[int]) -> tuple[list[int], tup
 def dynamic_config(family: str) -> dict[str, Any]:
     text = {**BASE, "num_hidden_layers": 3, "max_position_embeddings": 512, "rope_parameters": MROPE,
             "eos_token_id": None, "rms_norm_eps": 1e-6, **_TEXTS.get(family, {})}  # fmt: skip
-    return {**CONFIGS[family], **QWEN_TOKENS, "model_type": family, "text_config": text}
+    return {**QWEN_TOKENS, **CONFIGS[family], "model_type": family, "text_config": text}
 
 
 def described(family: str) -> Decoder:
@@ -98,7 +107,8 @@ def dynamic_checkpoint(folder: Path, family: str) -> Path:
     tensors = RandomSource(decoder).tensors
     assert isinstance(decoder.vision, DynamicVision)
     kernel, side = f"{decoder.vision.patches}.weight", decoder.vision.patch_size
-    tensors[kernel] = tensors[kernel].reshape(-1, 3, decoder.vision.temporal_patch_size, side, side)
+    in_time = decoder.vision.temporal_patch_size
+    tensors[kernel] = tensors[kernel].reshape(-1, 3, *([in_time] if in_time > 1 else []), side, side)
     for name in tensors:
         if name.endswith(".conv1d.weight"):
             tensors[name] = tensors[name][:, None]
@@ -116,18 +126,25 @@ _TEMPLATE = (  # as Qwen's
 
 
 def dynamic_chat_checkpoint(folder: Path, family: str) -> Path:
-    """As dynamic_checkpoint(), with the tokens, the chat template and the image processor of Qwen's models."""
+    """As dynamic_checkpoint(), with the tokens, the chat template and the image processor of the family's models."""
     dynamic_checkpoint(folder, family)
     write_tokenizer(folder, IMAGE_TOKEN - 10)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])
-    tokenizer.add_special_tokens(["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])
+    is_pixtral = family == "mistral3"
+    tokenizer.add_special_tokens([*(PIXTRAL_MARKS if is_pixtral else QWEN_MARKS)])
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": _TEMPLATE}))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
+    template = _TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]") if is_pixtral else _TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": template}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PIXTRAL_PIXELS if is_pixtral else PIXELS))
+    if is_pixtral:
+        (folder / "processor_config.json").write_text(json.dumps(PIXTRAL_PROCESSOR))
     return folder
 
 
+PIXTRAL_PROCESSOR = {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2}
+PIXTRAL_PIXELS = {"image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 4, "width": 4},
+                  "size": {"longest_edge": 64}}  # fmt: skip
 PIXELS = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
           "size": {"shortest_edge": 4 * SQUARE**2, "longest_edge": 30 * SQUARE**2}}  # fmt: skip

@@ -156,6 +156,10 @@ QWEN2_5_VISION = {"depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_h
 QWEN3_VISION = {"depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_heads": 2, "out_hidden_size": 64,
                 "patch_size": 4, "initializer_range": 0.2, "num_position_embeddings": 25,
                 "deepstack_visual_indexes": [0, 1]}  # fmt: skip
+PIXTRAL_VISION = {"model_type": "pixtral", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+                  "num_attention_heads": 2, "image_size": 64, "patch_size": 4, "hidden_act": "silu",
+                  "initializer_range": 0.2}  # fmt: skip
+PIXTRAL_TOKENS = {"image_token_index": 300, "spatial_merge_size": 2, "tie_word_embeddings": False}
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
 SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -192,12 +196,6 @@ def as_minicpm(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[
     kept = {key: value for key, value in config.items() if not key.endswith(("_multiplier", "_scaling"))}
     own = {"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
     return tensors, {**kept, **own}
-
-
-def as_mistral3(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """A text model's tensors and config inside those of a vision-language model."""
-    inside = {f"language_model.{name}": value for name, value in tensors.items()}
-    return inside, {"model_type": "mistral3", "text_config": config, "eos_token_id": config["eos_token_id"]}
 
 
 def as_base_model(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
@@ -350,11 +348,16 @@ FAMILIES: dict[str, Case] = {
                       layer_types=["sliding_attention", "full_attention"], **WINDOWED),
     "ministral3": case("ministral3", "Ministral3Config", "YaRN, attention temperature",
                        rope_parameters=ATTENTION_TEMPERATURE),
-    "mistral3": Case(family="mistral3", config_class="Ministral3Config", rearranged=as_mistral3,
-                     verified="the text decoder of a multimodal checkpoint, Ministral 3's; window",
-                     values={"rope_parameters": ATTENTION_TEMPERATURE, **WINDOWED}),
-    "mistral3 small": Case(family="mistral3", config_class="MistralConfig", rearranged=as_mistral3,
-                           verified="and Mistral's", values={"sliding_window": None}),
+    "mistral3": case("mistral3", "Mistral3Config", "decoder, Ministral 3's, window; vision encoder, projector; several "
+                     "images of any size", vision_config=PIXTRAL_VISION,
+                     text_config={**BASE, "model_type": "ministral3", "rope_parameters": ATTENTION_TEMPERATURE,
+                                  **WINDOWED}, **PIXTRAL_TOKENS),
+    "mistral3 small": case("mistral3", "Mistral3Config", "and Mistral's; biases of the projector",
+                           text_config={**BASE, "model_type": "mistral", "sliding_window": None,
+                                        "rms_norm_eps": 1e-3},
+                           vision_config={**PIXTRAL_VISION, "num_attention_heads": 4, "hidden_act": "gelu",
+                                          "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0}},
+                           multimodal_projector_bias=True, **PIXTRAL_TOKENS),
     "seed_oss": case("seed_oss", "SeedOssConfig", "biases", attention_out_bias=True),
     "ernie4_5": case("ernie4_5", "Ernie4_5Config", "interleaved RoPE, biases", use_bias=True),
     "ernie4_5_moe": case("ernie4_5_moe", "Ernie4_5_MoeConfig", "2 of 4 experts, score correction bias, a shared one; "

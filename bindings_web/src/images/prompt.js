@@ -49,8 +49,8 @@ export class ModelImages {
     const { vision, rope } = architecture;
     if (!vision) {
       throw new RangeError(
-        `'${manifest.name}' reads text only: it takes no images. Leave them out, or load a vision-language model ` +
-          "(docs/guide-images.md).",
+        `'${manifest.name}' reads text only: it takes no images. Leave them out, or load a vision-language model; ` +
+          "export it again where its folder was written as a text decoder (docs/guide-images.md).",
       );
     }
     const refusal = imagesRefusal(architecture, graph.variant);

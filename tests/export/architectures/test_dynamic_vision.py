@@ -41,7 +41,7 @@ class Made(NamedTuple):
 
 SLOW = pytest.mark.slow
 FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", pytest.param("qwen3_vl_moe", marks=SLOW),
-                     pytest.param("qwen3_5_moe", marks=SLOW)]  # fmt: skip
+                     pytest.param("qwen3_5_moe", marks=SLOW), "mistral3", "mistral3 small"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES_THAT_SEE)
@@ -66,15 +66,28 @@ def patches(image: DynamicImage) -> np.ndarray:
     return np.repeat(ordered, 2, axis=5).reshape(4 * rows * columns, -1)
 
 
-def pixels(images: Sequence[DynamicImage]) -> dict[str, Any]:
+def pixels(model_type: str, images: Sequence[DynamicImage]) -> dict[str, Any]:
     """Of one prompt."""
     if not images:
         return {}
+    if model_type == "mistral3":
+        return padded(images)
     grids = torch.tensor([[1, *(2 * side for side in image.grid)] for image in images])
     return {
         "pixel_values": torch.from_numpy(np.concatenate([patches(image) for image in images])),
         "image_grid_thw": grids,
     }
+
+
+def padded(images: Sequence[DynamicImage]) -> dict[str, Any]:
+    """As Pixtral takes them: all as large as the largest, and their sizes."""
+    if sum(image.tokens for image in images) == 1:
+        images = [*images, *images]  # transformers 5.23 takes a single row for a batch of values
+    sizes = [image.pixel_values.shape[2:] for image in images]
+    whole = np.zeros((len(images), 3, *np.max(sizes, axis=0)), np.float32)
+    for place, (height, width) in enumerate(sizes):
+        whole[place, :, :height, :width] = images[place].pixel_values[0]
+    return {"pixel_values": torch.from_numpy(whole), "image_sizes": torch.tensor(sizes)}
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE) -> None:
@@ -89,8 +102,8 @@ def test_features_follow_transformers(made: Made, llm: Model, image: DynamicImag
     kept.add([image])
     found = llm.runner.call(lambda: kept.rows(image_ids(image)))
     with torch.no_grad():
-        seen = made.theirs.model.get_image_features(**pixels([image]))
-    parts = [*seen.pooler_output, *(part for each in getattr(seen, "deepstack_features", ()) for part in each)]
+        seen = made.theirs.model.get_image_features(**pixels(made.theirs.config.model_type, [image]))
+    parts = [seen.pooler_output[0], *(part for each in getattr(seen, "deepstack_features", ()) for part in each)]
     assert_close(found, torch.cat(parts, dim=1).numpy())
 
 
@@ -108,7 +121,9 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
         return session.feed_all(prompt)
 
     ids = torch.tensor([tokens])
-    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE_TOKEN).int(), **pixels(images)}
+    model_type = made.theirs.config.model_type
+    types = {} if model_type == "mistral3" else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+    inputs = {"input_ids": ids, **types, **pixels(model_type, images)}
     with torch.no_grad():
         logits = made.theirs(**inputs).logits[0].numpy()
         reply = made.theirs.generate(**inputs, attention_mask=torch.ones_like(ids), max_new_tokens=REPLY,

@@ -184,6 +184,26 @@ def test_a_value_of_the_wrong_kind_is_named(family: str, values: dict[str, objec
         described(family, **values)
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"vision_config": {"model_type": "siglip"}}, "the vision encoder is a 'siglip'; .*knows pixtral"),
+        ({"vision_config": {"num_channels": 1}}, "num_channels is 1 in vision_config; expected 3"),
+        ({"vision_config": {"hidden_size": 96}}, "heads of the vision encoder have 6 values; expected a multiple of 4"),
+        ({"vision_config": {"hidden_act": "tanh"}}, "hidden_act is 'tanh'"),
+        ({"vision_feature_layer": -2}, "vision_feature_layer is -2; expected -1"),
+        ({"vision_feature_layer": [3, -1]}, r"vision_feature_layer is \[3, -1\]; expected -1"),
+        ({"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'; expected gelu"),
+        ({"image_token_index": 307}, "image_token_index is 307; expected a token of the model, 0 to 306"),
+    ],
+)
+def test_a_vision_encoder_that_is_not_pixtral_s_is_refused(values: dict[str, object], says: str) -> None:
+    whole = {**config("mistral3"), "image_token_index": 300, "vision_config": {"model_type": "pixtral"}}
+    assert describe(Config(whole)).vision is not None
+    with pytest.raises(ExportError, match=says):
+        describe(Config({**whole, **values}))
+
+
 @pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3"])
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
