@@ -5,16 +5,15 @@ Wrapped by backends/sessions/recurrent_session.py, which rewinds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
-from embedllm.backends.ort.recurrent_state import States
+from embedllm.backends.ort.recurrent_state import KeptStates, States
 
 if TYPE_CHECKING:
     from embedllm.backends.ort.runtime import ort
     from embedllm.package.lora.adapter import Adapter
-    from embedllm.types import F32
 
 
 class RecurrentSession(UnbatchedSession):
@@ -29,10 +28,10 @@ class RecurrentSession(UnbatchedSession):
         if not position:
             self._states.reset()
 
-    def states(self) -> dict[str, F32]:
-        return self._states.copied()
+    def states(self) -> KeptStates:
+        return self._states.keep()
 
-    def set_states(self, states: Mapping[str, F32]) -> None:
+    def set_states(self, states: KeptStates) -> None:
         self._states.put(states)
 
     def adapt(self, adapter: Adapter | None) -> None:

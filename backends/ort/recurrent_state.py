@@ -1,12 +1,13 @@
 """The states of a recurrent model in ONNX Runtime: two buffers of each, which a step reads and writes in turn.
 
-A step that fails or is stopped has then left no trace in what the next one reads.
+A step that fails or is stopped has then left no trace in what the next one reads. States to which a sequence may go
+back are not copied: their buffers are left alone, and others take their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+import weakref
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,7 +16,10 @@ from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
-    from embedllm.types import F32
+
+    Buffers: TypeAlias = dict[str, ort.OrtValue]
+
+_SPARE = 2  # sets of buffers that nobody uses, for the next ones to be kept
 
 
 class StateMemory(Protocol):
@@ -31,8 +35,6 @@ class StateMemory(Protocol):
         """Puts an array where another of its shape and type is."""
         ...
 
-    def read(self, value: ort.OrtValue) -> np.ndarray: ...
-
 
 class HostStateMemory:
     """The machine's own memory, for the CPU."""
@@ -45,8 +47,12 @@ class HostStateMemory:
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
         value.update_inplace(array)
 
-    def read(self, value: ort.OrtValue) -> np.ndarray:
-        return value.numpy()
+
+class KeptStates:
+    """States that stay as they are while this exists."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self.buffers = buffers
 
 
 class States:
@@ -55,7 +61,9 @@ class States:
     def __init__(self, decoder: Decoder, memory: StateMemory) -> None:
         self._memory = memory
         self._shapes = state_shapes(decoder)
-        self._held, self._next = ({name: memory.place(self._zeros(name)) for name in self._shapes} for _ in range(2))
+        self._spare: list[Buffers] = []
+        self._held, self._next = self._new(), self._new()
+        self._kept: weakref.ref[KeptStates] | None = None  # of those that are held; one at most
 
     def bind(self, binding: ort.IOBinding) -> None:
         """For the next step."""
@@ -65,23 +73,52 @@ class States:
 
     def advance(self) -> None:
         """Takes what a step has written."""
-        self._held, self._next = self._next, self._held
+        free = self._take() if self._is_kept() else self._held
+        self._held, self._next, self._kept = self._next, free, None
 
     def reset(self) -> None:
         """To those of a sequence of no token."""
+        if self._is_kept():
+            self._held, self._kept = self._take(), None
         for name, held in self._held.items():
             self._memory.write(held, self._zeros(name))
 
-    def copied(self) -> dict[str, F32]:
-        return {name: self._memory.read(held)[0].astype(np.float32) for name, held in self._held.items()}
+    def keep(self) -> KeptStates:
+        """Those that are held now."""
+        kept = self._kept and self._kept()
+        if kept is None:
+            kept = KeptStates(self._held)
+            weakref.finalize(kept, self._drop, self._held).atexit = False
+            self._kept = weakref.ref(kept)
+        return kept
 
-    def put(self, states: Mapping[str, F32]) -> None:
-        for name, held in self._held.items():
-            self._memory.write(held, states[name][None].astype(self._memory.dtype))
+    def put(self, kept: KeptStates) -> None:
+        """Goes back to those."""
+        if kept.buffers is self._held:
+            return
+        before, was_kept = self._held, self._is_kept()
+        self._held, self._kept = kept.buffers, weakref.ref(kept)
+        if not was_kept:
+            self._drop(before)
 
     def close(self) -> None:
         """Frees them."""
-        self._held, self._next = {}, {}
+        self._held, self._next, self._shapes = {}, {}, {}
+        self._spare.clear()
+
+    def _is_kept(self) -> bool:
+        return self._kept is not None and self._kept() is not None
+
+    def _drop(self, buffers: Buffers) -> None:
+        """Of which nobody goes back to any more."""
+        if self._shapes and buffers is not self._held and len(self._spare) < _SPARE:
+            self._spare.append(buffers)
+
+    def _take(self) -> Buffers:
+        return self._spare.pop() if self._spare else self._new()
+
+    def _new(self) -> Buffers:
+        return {name: self._memory.place(self._zeros(name)) for name in self._shapes}
 
     def _zeros(self, name: str) -> np.ndarray:
         return np.zeros((1, *self._shapes[name]), self._memory.dtype)

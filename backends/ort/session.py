@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from embedllm.backends.checks import check_change, check_rewind, check_room, che
 from embedllm.backends.images import FIRST_ID, text_and_images
 from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.binding import bind_adapter, bind_kv
-from embedllm.backends.ort.recurrent_state import HostStateMemory, States
+from embedllm.backends.ort.recurrent_state import HostStateMemory, KeptStates, States
 from embedllm.backends.ort.runtime import feed_errors, ort, run_options
 from embedllm.backends.sessions.hidden_rows import HiddenRows
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
@@ -208,10 +208,10 @@ class OrtSession:
     def back(self, position: int) -> int:
         return self.retention.back(position)
 
-    def states(self) -> dict[str, F32]:
-        return self._states.copied()
+    def states(self) -> KeptStates:
+        return self._states.keep()
 
-    def set_states(self, states: Mapping[str, F32]) -> None:
+    def set_states(self, states: KeptStates) -> None:
         self._states.put(states)
 
     def export_state(self, start: int, stop: int) -> KeyValues:
