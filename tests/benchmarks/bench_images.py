@@ -62,8 +62,8 @@ class Image:
         return None
 
 
-def exported(folder: Path, layers: int) -> Path:
-    """The folder of the random model."""
+def random_checkpoint(folder: Path, layers: int) -> Path:
+    """The random model, before its export; returns its folder."""
     text = tiny_config("llama", attention_bias=False, eos_token_id=None, max_position_embeddings=8192)
     text |= {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
              "num_hidden_layers": layers, "head_dim": 64, "vocab_size": 49280}  # fmt: skip
@@ -78,7 +78,7 @@ def exported(folder: Path, layers: int) -> Path:
     tensors[kernel] = tensors[kernel].reshape(-1, 3, 16, 16)
     save_file(tensors, checkpoint / "model.safetensors")
     write_tokenizer(checkpoint, 307)
-    return convert(checkpoint, folder / "package", Recipe(method="nearest"))
+    return checkpoint
 
 
 class Bench:
@@ -141,7 +141,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30, help="of the decoder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        package = exported(Path(folder), options.layers)
+        checkpoint = random_checkpoint(Path(folder), options.layers)
+        package = convert(checkpoint, Path(folder) / "package", Recipe(method="nearest"))
         for device in options.devices:
             measure(device, package, options.rounds)
 

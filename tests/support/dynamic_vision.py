@@ -99,11 +99,12 @@ def described(family: str) -> Decoder:
     return describe(Config(dynamic_config(family)))
 
 
-def dynamic_checkpoint(folder: Path, family: str) -> Path:
-    """A random model with config.json, weights and tokenizer; returns the folder."""
+def dynamic_checkpoint(folder: Path, family: str, config: dict[str, Any] | None = None) -> Path:
+    """A random model with config.json, weights and tokenizer; returns the folder. config: in place of the tiny one."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dynamic_config(family)))
-    decoder = described(family)
+    config = config or dynamic_config(family)
+    (folder / "config.json").write_text(json.dumps(config))
+    decoder = describe(Config(config))
     tensors = RandomSource(decoder).tensors
     assert isinstance(decoder.vision, DynamicVision)
     kernel, side = f"{decoder.vision.patches}.weight", decoder.vision.patch_size
@@ -125,9 +126,9 @@ _TEMPLATE = (  # as Qwen's
 )
 
 
-def dynamic_chat_checkpoint(folder: Path, family: str) -> Path:
+def dynamic_chat_checkpoint(folder: Path, family: str, config: dict[str, Any] | None = None) -> Path:
     """As dynamic_checkpoint(), with the tokens, the chat template and the image processor of the family's models."""
-    dynamic_checkpoint(folder, family)
+    dynamic_checkpoint(folder, family, config)
     write_tokenizer(folder, IMAGE_TOKEN - 10)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])

@@ -92,8 +92,8 @@ def write_file(path: Path, name: str, said: Mapping[str, Any], tensors: Tensors,
         if value is not None:
             put(writer, key, value)
     for tensor, values in tensors.items():
-        # biases of experts are one tensor, and weights of a norm that each group has
-        is_matrix = values.ndim > 1 and not tensor.endswith((".bias", ".ssm_norm.weight"))
+        # biases of experts are one tensor, and weights of a norm that each group has; positions are added
+        is_matrix = values.ndim > 1 and not tensor.endswith((".bias", ".ssm_norm.weight", ".position_embd.weight"))
         if is_matrix and kind != "F32" and (kind == "F16" or not values.shape[-1] % 32):
             quantized = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
             writer.add_tensor(tensor, quantized, raw_dtype=gguf.GGMLQuantizationType[kind])

@@ -14,14 +14,19 @@ class LlamaCpp:
     """Answers as long as it is held.
 
     pooling: of a model that embeds texts, as xllamacpp calls it; empty: none. mmproj: the file of its vision encoder.
+    threads: 0 for its default.
     """
 
-    def __init__(self, file: Path, *, pooling: str = "", mmproj: Path | None = None, context: int = 128) -> None:
+    def __init__(
+        self, file: Path, *, pooling: str = "", mmproj: Path | None = None, context: int = 128, threads: int = 0
+    ) -> None:
         xllamacpp: Any = pytest.importorskip("xllamacpp")
         options = xllamacpp.CommonParams()
         options.model.path, options.n_ctx, options.n_parallel, options.warmup = str(file), context, 1, False
         if mmproj is not None:
             options.mmproj.path, options.mmproj_use_gpu = str(mmproj), False
+        if threads:
+            options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
         if pooling:
             options.embedding = True
             options.pooling_type = getattr(xllamacpp.llama_pooling_type, f"LLAMA_POOLING_TYPE_{pooling}")

@@ -128,17 +128,22 @@ LONGEST_EDGE = 2 * TILE  # of an image whose tiles are 2 by 2, or fewer
 def chat_checkpoint(folder: Path) -> Path:
     """As vision_checkpoint(), with the tokens, the chat template and the image processor of SmolVLM."""
     vision_checkpoint(folder)
+    write_smolvlm_chat(folder, tile=TILE, tile_tokens=TILE_TOKENS, longest_edge=LONGEST_EDGE)
+    return folder
+
+
+def write_smolvlm_chat(folder: Path, *, tile: int, tile_tokens: int, longest_edge: int) -> None:
+    """The tokens, the chat template and the image processor of SmolVLM. tile, longest_edge: pixels."""
     tags = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     _write_chat(
         folder,
         special=["<image>", "<fake_token_around_image>", "<global-img>", *tags],
         named={"image_token": "<image>"},
         template=_TEMPLATE,
-        processor={"processor_class": "SmolVLMProcessor", "image_seq_len": TILE_TOKENS},
-        pixels={"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": LONGEST_EDGE},
-                "max_image_size": {"longest_edge": TILE}},
+        processor={"processor_class": "SmolVLMProcessor", "image_seq_len": tile_tokens},
+        pixels={"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": longest_edge},
+                "max_image_size": {"longest_edge": tile}},
     )  # fmt: skip
-    return folder
 
 
 def gemma_chat_checkpoint(folder: Path) -> Path:
