@@ -1,4 +1,4 @@
-"""Images of any size in a page (Qwen's models): pixels, the encoder's inputs, positions and replies of the desktop."""
+"""Images of any size in a page (Qwen's models, Mistral 3): pixels, inputs, positions and replies of the desktop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedllm.images.processors import open_processor
 from embedllm.package.architecture import DynamicVision
 from embedllm.package.package import MANIFEST
 from tests.golden.make_image_processors import noise
-from tests.support.dynamic_vision import CONFIGS, PIXELS, SQUARE, described, dynamic_chat_checkpoint
+from tests.support.dynamic_vision import CONFIGS, PIXELS, PIXTRAL_PIXELS, SQUARE, described, dynamic_chat_checkpoint
 from tests.support.vision import gemma_chat_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.browser
 SIZES = ((40, 33), (17, 60), (3, 9))
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "stop_tokens": []}
 PROCESS = """
-const [{ decode }, { DynamicSizeProcessor }] = await Promise.all([import("/src/images/decode.js"),
-  import("/src/images/dynamic_size.js")]);
+const [{ decode }, { openProcessor }] = await Promise.all([import("/src/images/decode.js"),
+  import("/src/images/any_size.js")]);
 const texts = new Map([["preprocessor_config.json", JSON.stringify(argument.settings)]]);
-const processor = new DynamicSizeProcessor(texts, argument.vision, {});
+const processor = openProcessor(texts, argument.vision, {});
 const [width, height] = argument.size;
 const found = { grid: processor.grid(width, height), tokens: processor.tokenCount(width, height),
   text: processor.promptText(width, height) };
@@ -56,7 +56,7 @@ def page(browser: Browser, web_server: WebServer) -> Page:
     return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
-@pytest.fixture(scope="module", params=[each for each in CONFIGS if each not in ("qwen3_5", "mistral3")])
+@pytest.fixture(scope="module", params=[each for each in CONFIGS if not described(each).is_recurrent])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
     return convert(dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe())
@@ -81,19 +81,20 @@ def vision(family: str) -> DynamicVision:
 
 @pytest.mark.parametrize(
     ("size", "settings"),
-    [((40, 33), {}), ((17, 60), {}), ((3, 9), {}), ((200, 7), {}), ((640, 480), {}), ((68, 100), {"resample": 2}),
-     ((1, 1), {"image_mean": 0.5, "image_std": 0.25}),
-     ((33, 190), {"size": None, "max_pixels": 6400, "min_pixels": 64})],
+    [((40, 33), PIXELS), ((17, 60), PIXELS), ((3, 9), PIXELS), ((200, 7), PIXELS), ((640, 480), PIXELS),
+     ((68, 100), {**PIXELS, "resample": 2}), ((1, 1), {**PIXELS, "image_mean": 0.5, "image_std": 0.25}),
+     ((33, 190), {**PIXELS, "size": None, "max_pixels": 6400, "min_pixels": 64}),
+     ((40, 33), PIXTRAL_PIXELS), ((17, 100), PIXTRAL_PIXELS), ((1, 300), PIXTRAL_PIXELS),
+     ((100, 75), {**PIXTRAL_PIXELS, "patch_size": 4, "spatial_merge_size": 2, "size": {"height": 24, "width": 96}})],
 )  # fmt: skip
 def test_pixels_are_exactly_those_of_the_desktop(
     page: Page, tmp_path: Path, size: tuple[int, int], settings: dict[str, Any]
 ) -> None:
     """Of an image that is made larger or smaller, whose sides are rounded to whole squares."""
-    given = {**PIXELS, **settings}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     expected, image = open_processor(tmp_path, vision("qwen3_vl"), {}), noise(*size)
     own = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "layers": [{"attention": {"heads": 2}}]}
-    argument = {"settings": given, "vision": own, "size": size, "image": encoded(image)}
+    argument = {"settings": settings, "vision": own, "size": size, "image": encoded(image)}
     found = page.in_worker(PROCESS, argument)
     values = expected.pixel_values(image)
     assert found["dims"] == list(values.shape)
@@ -106,7 +107,10 @@ def test_pixels_are_exactly_those_of_the_desktop(
     ("size", "settings", "part"),
     [((2, 500), {}, "at most 200 times"), ((4000, 4000), {}, "does not fit a page's memory; about 185344 pixels do"),
      ((9, 9), {"patch_size": 14}, "'patch_size' is 14"), ((9, 9), {"min_pixels": 10**9}, "1000000000 pixels at least"),
-     ((9, 9), {"size": {"longest_edge": 0}}, "'size' is"), ((9, 9), {"image_processor_type": "Fuyu"}, "'Fuyu'")],
+     ((9, 9), {"size": {"longest_edge": 0}}, "'size' is"), ((9, 9), {"image_processor_type": "Fuyu"}, "'Fuyu'"),
+     ((9, 9), {**PIXTRAL_PIXELS, "patch_size": 14}, 'patches of {"height":14,"width":14} in squares of 2'),
+     ((9, 9), {**PIXTRAL_PIXELS, "size": {"height": 9}}, "'size' is .*expected a longest_edge"),
+     ((4000, 4000), {**PIXTRAL_PIXELS, "size": {"longest_edge": 1 << 13}}, "does not fit a page's memory; about 185")],
 )  # fmt: skip
 def test_what_a_page_does_not_process_is_refused(
     page: Page, size: tuple[int, int], settings: dict[str, Any], part: str
@@ -195,7 +199,7 @@ def test_devices_and_models_that_lack_something_say_what(page: Page, web_server:
 
 
 @pytest.mark.slow  # software takes seconds to load a model
-@pytest.mark.parametrize("folder", ["qwen3_vl"], indirect=True)  # the others have the same graph inputs
+@pytest.mark.parametrize("folder", ["qwen3_vl", "mistral3"], indirect=True)  # with M-RoPE and without
 def test_a_gpu_refuses_them_and_goes_on(page: Page, web_server: WebServer, folder: Path) -> None:
     page.evaluate(OPEN, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
     assert page.evaluate("async () => llm.takesImages") is False

@@ -29,8 +29,8 @@ LIMITS = {
     "formats in templates": 4_800,
     "images on the page": 6_200,
     "contents of a model that sees": 1_000,
-    "images": 16_500,
-    "images of any size": 6_000,
+    "images": 17_000,
+    "images of any size": 8_500,
 }
 LATER = {
     "webgpu_engine": "WebGPU",

@@ -5,18 +5,16 @@ import { PackageError } from "../errors.js";
 import { gridInputs } from "./image_grid.js";
 import { normalized } from "./pixels.js";
 import { resized } from "./resize.js";
-import { Settings } from "./settings.js";
+import { CLIP_MEAN, CLIP_STD } from "./settings.js";
 
 /**
  * @import { Narrow } from "./pixels.js"
  * @import { Rgb } from "./resize.js"
+ * @import { Settings } from "./settings.js"
  */
 
-const KNOWN = ["Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"];
 const MOST_RATIO = 200; // of the longer side to the shorter one
 const MOST_SCORE_BYTES = 1 << 30; // of attention, which has them of all heads at once; a wasm memory has 4 GB
-/** CLIP's, which settings may leave out. */
-const MEAN = [0.48145466, 0.4578275, 0.40821073], STD = [0.26862954, 0.26130258, 0.27577711];
 
 export class DynamicSizeProcessor {
   #vision;
@@ -24,18 +22,14 @@ export class DynamicSizeProcessor {
   #factor;
   #smallest;
   #largest;
-  #mostPatches;
-  #square;
 
   /**
-   * Throws PackageError for another processor, and where it and the vision encoder disagree.
+   * Throws PackageError where the settings and the vision encoder disagree.
    *
-   * @param {Map<string, string>} texts of the folder @param {any} vision of the manifest's architecture
+   * @param {Settings} settings @param {any} vision of the manifest's architecture
    * @param {Readonly<Record<string, string>>} named special tokens by role
    */
-  constructor(texts, vision, named) {
-    const settings = new Settings(texts);
-    settings.checkProcessor(KNOWN);
+  constructor(settings, vision, named) {
     for (const name of ["patch_size", "merge_size", "temporal_patch_size"]) {
       const found = settings.count(name, vision[name]);
       if (found === vision[name] && settings.flag("do_resize", true)) continue;
@@ -53,11 +47,9 @@ export class DynamicSizeProcessor {
           "preprocessor_config.json from the checkpoint again.",
       );
     }
-    this.#pixels = settings.pixels({ resample: 3, mean: MEAN, std: STD });
+    this.#pixels = settings.pixels({ resample: 3, mean: CLIP_MEAN, std: CLIP_STD });
     this.#vision = vision;
     this.#factor = vision.patch_size * vision.merge_size;
-    this.#square = vision.merge_size ** 2;
-    this.#mostPatches = Math.sqrt(MOST_SCORE_BYTES / 4 / vision.layers[0].attention.heads);
     /** what the chat template writes for an image */
     this.placeholder = named.image_token ?? "<|image_pad|>";
   }
@@ -80,14 +72,7 @@ export class DynamicSizeProcessor {
    */
   grid(width, height) {
     const [wide, high] = this.#size(width, height).map((side) => side / this.#factor);
-    const tokens = wide * high;
-    if (tokens * this.#square > this.#mostPatches) {
-      const pixels = Math.floor(this.#mostPatches / this.#square) * this.#factor ** 2;
-      throw new RangeError(
-        `the image has ${width} x ${height} pixels, ${tokens} tokens, whose attention does not fit a page's memory; about ` +
-          `${pixels} pixels do. Scale it down.`,
-      );
-    }
+    checkAttention(this.#vision, { width, height }, wide * high);
     return [high, wide];
   }
 
@@ -126,6 +111,21 @@ export class DynamicSizeProcessor {
     }
     return [found[0], found[1]];
   }
+}
+
+/**
+ * Throws RangeError where the attention of an image's patches is too large for a page.
+ *
+ * @param {any} vision of the manifest's architecture @param {{width: number, height: number}} image @param {number} tokens of it
+ */
+export function checkAttention({ patch_size: patch, merge_size: merge, layers: [{ attention }] }, { width, height }, tokens) {
+  const most = Math.sqrt(MOST_SCORE_BYTES / 4 / attention.heads); // patches
+  if (tokens * merge ** 2 <= most) return;
+  const pixels = Math.floor(most / merge ** 2) * (patch * merge) ** 2;
+  throw new RangeError(
+    `the image has ${width} x ${height} pixels, ${tokens} tokens, whose attention does not fit a page's memory; about ` +
+      `${pixels} pixels do. Scale it down.`,
+  );
 }
 
 /** The nearest whole number, halves to the even one, as Python's round(). @param {number} value */

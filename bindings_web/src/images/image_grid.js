@@ -30,19 +30,20 @@ export function gridInputs(vision, width, height) {
  *
  * @param {any} vision @param {{row: number[], column: number[]}} places @returns {Record<string, Input>}
  */
-function rotations({ layers: [{ attention }], rope_base: base }, { row, column }) {
+function rotations({ layers: [{ attention }], rope_base: base, rope_interleaved: alternates }, { row, column }) {
   const half = attention.head_dim / 2; // pairs
-  const frequencies = Array.from({ length: half / 2 }, (_, pair) =>
-    Math.fround(1 / Math.fround(Math.pow(base, Math.fround((2 * pair) / half)))));
+  const [byRow, byColumn] = [0, alternates ? 1 : 0].map((shift) =>
+    Array.from({ length: half / 2 }, (_, pair) =>
+      Math.fround(1 / Math.fround(Math.pow(base, Math.fround((2 * pair + shift) / half))))));
   const [cos, sin] = [new Float32Array(row.length * half), new Float32Array(row.length * half)];
-  for (let place = 0, at = 0; place < row.length; place++) {
-    for (const position of [row[place], column[place]]) {
-      for (const frequency of frequencies) {
-        const angle = Math.fround(position * frequency);
-        [cos[at], sin[at]] = [Math.cos(angle), Math.sin(angle)];
-        at++;
-      }
-    }
+  let at = 0;
+  const put = (/** @type {number} */ angle) => {
+    [cos[at], sin[at]] = [Math.cos(angle), Math.sin(angle)];
+    at++;
+  };
+  for (let place = 0; place < row.length; place++) {
+    for (const frequency of byRow) put(Math.fround(row[place] * frequency));
+    for (const frequency of byColumn) put(Math.fround(column[place] * frequency));
   }
   const dims = [row.length, half];
   return { rope_cos: { type: "float32", data: cos, dims }, rope_sin: { type: "float32", data: sin, dims } };

@@ -17,7 +17,7 @@ import { imagesRefusal } from "./support.js";
  * @import { Prepared } from "./features.js"
  * @import { ImagePlaces } from "./places.js"
  * @import { Rgb } from "./resize.js"
- * @typedef {import("./dynamic_size.js").DynamicSizeProcessor | TilingProcessor} Processor
+ * @typedef {ReturnType<typeof import("./any_size.js").openProcessor> | TilingProcessor} Processor
  * @typedef {Prepared & {text: string}} Image text: what takes its place in the prompt
  * @typedef {{width: number, height: number}} Size
  */
@@ -61,9 +61,9 @@ export class ModelImages {
       });
     }
     if (!vision.kind) return new ModelImages(loaded, new TilingProcessor(texts, vision, tokenizer.named), null);
-    const { DynamicSizeProcessor, ImagePlaces } = await import("./any_size.js");
+    const { ImagePlaces, openProcessor } = await import("./any_size.js");
     const places = rope.mrope ? new ImagePlaces(await loaded.package.file(WEIGHTS), rope) : null;
-    return new ModelImages(loaded, new DynamicSizeProcessor(texts, vision, tokenizer.named), places);
+    return new ModelImages(loaded, openProcessor(texts, vision, tokenizer.named), places);
   }
 
   /**

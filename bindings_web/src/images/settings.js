@@ -5,6 +5,9 @@ import { readJsonObject } from "../package/tokenizer_config.js";
 
 const MOST_SIDE = 1 << 13; // pixels that a configuration may ask for
 
+/** CLIP's, which settings of some processors may leave out. */
+export const CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073], CLIP_STD = [0.26862954, 0.26130258, 0.27577711];
+
 /** The values of the two files, with checked access. */
 export class Settings {
   #values;
@@ -48,11 +51,20 @@ export class Settings {
     return this.#checked(name, { longest_edge: usual }, isOne, expected).longest_edge;
   }
 
+  /** An object of sides in pixels, such as {height: 14, width: 14}, which one number may stand for. @param {string} name @param {Record<string, number>} usual */
+  sides(name, usual) {
+    const isOne = (/** @type {any} */ value) => isWhole(value) && value <= MOST_SIDE;
+    const areAll = (/** @type {any} */ value) => isOne(value) || (isObject(value) && Object.values(value).every(isOne));
+    const found = this.#checked(name, usual, areAll, `sides of 1 to ${MOST_SIDE} pixels`);
+    /** @type {Record<string, number>} */
+    const sides = isWhole(found) ? { height: found, width: found } : found;
+    return sides;
+  }
+
   /** An object of numbers of pixels, such as {shortest_edge: 3136, longest_edge: 12845056}. @param {string} name */
   pixelCounts(name) {
     const isOne = (/** @type {any} */ value) => isWhole(value) && value <= MOST_SIDE ** 2;
-    const areAll = (/** @type {any} */ value) =>
-      Object.getPrototypeOf(value) === Object.prototype && Object.values(value).every(isOne);
+    const areAll = (/** @type {any} */ value) => isObject(value) && Object.values(value).every(isOne);
     /** @type {Record<string, number>} */
     const found = this.#checked(name, {}, areAll, `numbers of pixels, 1 to ${MOST_SIDE ** 2}`);
     return found;
@@ -98,3 +110,6 @@ export class Settings {
 
 /** @param {any} value */
 const isWhole = (value) => Number.isInteger(value) && value >= 1;
+
+/** @param {any} value not null */
+const isObject = (value) => Object.getPrototypeOf(value) === Object.prototype;

@@ -19,5 +19,8 @@ export function imagesRefusal({ vision, rope }, variant) {
   if (rope.mrope && !WITH_TABLES.includes(variant)) {
     return [`the graph '${variant}' is run without positions of images in rows and columns (M-RoPE)`, "use the device 'wasm'"];
   }
+  if (vision.kind && !WITH_TABLES.includes(variant)) {
+    return ["images of any size are not encoded on a page's GPU", "use the device 'wasm'"];
+  }
   return null;
 }
