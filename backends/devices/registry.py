@@ -20,7 +20,7 @@ from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import CALIBRATED, EAGLE, FUSED, HIDDEN, MTP, VARIANTS
+from embedllm.package.graph_variants import CALIBRATED, EAGLE, EAGLE_HIDDEN, FUSED, HIDDEN, MTP, VARIANTS
 from embedllm.package.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
@@ -200,6 +200,7 @@ def open_engine(
                     openvino=openvino,
                     kv=kv,
                     adapts=adapts,
+                    gives_hidden=bool(hidden_graph),
                 )
             )
         except DeviceUnavailable as error:
@@ -321,8 +322,9 @@ def _unsupported(
         reason = f"'{package.name}' is an embedding or reranker model, which this device does not support"
         return Unsupported(reason, "use the device 'cpu', 'cuda' or 'openvino'")
     without_adapters = adapts and not all(capabilities(half).adapters for half in halves)
-    if hidden_graph and not all(capabilities(half).hidden for half in halves):
-        return Unsupported("it runs no heads that draft (MTP, EAGLE-3) with this library", "use the device 'cpu'")
+    if hidden_graph and (len(halves) > 1 or hidden_graph not in capabilities(device).hidden):
+        kind = "EAGLE-3" if hidden_graph == EAGLE_HIDDEN.name else "MTP"
+        return Unsupported(f"it runs no heads that draft ({kind}) with this library", "use the device 'cpu'")
     if len(halves) > 1:
         if found := _pair_unsupported(package, kv=kv, without_adapters=without_adapters):
             return found

@@ -25,7 +25,7 @@ from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system import hardware
 from embedllm.errors import DeviceError
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import OPENVINO, STATEFUL
+from embedllm.package.graph_variants import HIDDEN, OPENVINO, STATEFUL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +99,8 @@ def _open(options: OpenOptions) -> Engine:
     if target == "CPU" and not options.adapts and graph.variant != STATEFUL:
         config = properties(target, chosen or OpenVINOOptions(), options.runtime.threads, options.exact)
         try:
-            return PagedEngine(options.package, graph, options.device, config, joins=not options.exact)
+            return PagedEngine(options.package, graph, options.device, config, joins=not options.exact,
+                               gives_hidden=options.gives_hidden)  # fmt: skip
         except DeviceError as error:
             _log.info("replies on '%s' take turns, without paged attention: %s", options.device.name, error)
     return OvEngine(
@@ -111,7 +112,15 @@ def _open(options: OpenOptions) -> Engine:
         threads=options.runtime.threads,
         exact=options.exact,
         adapts=options.adapts,
+        gives_hidden=options.gives_hidden,
     )
+
+
+def _open_draft_head(options: OpenOptions) -> Engine:
+    """On ONNX Runtime's CPU provider, whose memory is the same."""
+    from embedllm.backends.ort.driver import open_draft_head
+
+    return open_draft_head(options)
 
 
 def _with_kv(options: OpenOptions) -> OpenVINOOptions | None:
@@ -191,6 +200,7 @@ _ON_CPU = Capabilities(
     variants=_GRAPHS,
     exact=_GRAPHS,
     kv={"int8": _GRAPHS},
+    hidden={HIDDEN.name: _GRAPHS},
     adapters=True,
     recurrent=True,
     chunks=True,
@@ -209,10 +219,11 @@ DRIVER = Driver(
             name=_CPU,
             open=_open,
             open_encoder=_open_encoder,
+            open_draft_head=_open_draft_head,
             capabilities=_ON_CPU,
             free_form=_free_form,
             free_form_capabilities=replace(
-                _ON_CPU, adapters=False, uses_host_memory=False, speculates=False, footprints={}
+                _ON_CPU, adapters=False, uses_host_memory=False, speculates=False, footprints={}, hidden={}
             ),
             unsupported_package=_unsupported,
             facts=_facts,

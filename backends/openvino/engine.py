@@ -13,17 +13,18 @@ from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Device, Interrup
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures, last_seen
 from embedllm.backends.mrope import ImagePlaces, open_places
-from embedllm.backends.openvino.logits_slice import cut, cut_before_head
+from embedllm.backends.openvino.logits_slice import cut_positions
 from embedllm.backends.openvino.lora import add_adapters, set_adapter
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
 from embedllm.backends.openvino.vision import LAST_SEEN, OvVision, add_images, add_last_seen, image_inputs
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
+from embedllm.backends.sessions.hidden_rows import OF_PROMPT, HiddenRows
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
-from embedllm.package.external_graph import ExternalGraph
+from embedllm.package.graph_variants import HIDDEN_FROM, LAST_HIDDEN_STATE
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_shapes, variable_name
 from embedllm.package.tensors import kv_shapes
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from openvino._pyopenvino import VariableState  # the package itself does not export it
 
     from embedllm.backends.base import KeyValues
-    from embedllm.package.architecture import Decoder
     from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 
@@ -43,7 +43,6 @@ CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
 # float activations, no rounding to int8, KV as it is computed. EXECUTION_MODE_HINT=ACCURACY stands for the same three,
 # but unpacks the weights at every step where their scales are float16 (OpenVINO 2026.4)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
-_TO_END = int(np.iinfo(np.int64).max)
 # of the largest logit, between ways to feed: a product of bfloat16 or 8 bits rounds by a hundredth of it
 _MOST_DIFFERENCE = 0.1
 _VARIABLE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
@@ -58,11 +57,13 @@ def compile_folder(
     cut_logits: bool,
     adapts: bool = False,
     takes_images: bool = False,
+    gives_hidden: bool = False,
 ) -> ov.CompiledModel:
     """Reads the folder's model over its weights file and compiles it. Raises DeviceError.
 
     cut_logits: adds the input `logits_from`, the first position whose logits are wanted. Not in the file, because
     openvino-genai takes four inputs and no more. adapts: adds those of adapters; takes_images: those of images.
+    gives_hidden: as cut_positions() has it.
     """
     path = package.folder / graph.file
     with as_device_error(f"cannot load '{path}' on {target}"):
@@ -74,7 +75,7 @@ def compile_folder(
             if package.decoder.images_are_bidirectional:
                 add_last_seen(model)
         if cut_logits:
-            _cut_logits(model, package.architecture)
+            cut_positions(model, package.architecture, gives_hidden=gives_hidden)
         return core().compile_model(model, target, properties)
 
 
@@ -94,16 +95,18 @@ class OvEngine:
         threads: int = 0,
         exact: bool = False,
         adapts: bool = False,
+        gives_hidden: bool = False,
     ) -> None:
         """target: the device in OpenVINO's words, such as "CPU", "GPU.1" or "HETERO:GPU,CPU".
 
-        adapts: its sessions take adapters.
+        adapts: its sessions take adapters. gives_hidden: they keep hidden states, for a draft head.
         """
         self.device = device
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         self.adapts = adapts
+        self.gives_hidden = gives_hidden
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
         chosen = properties(target, options or OpenVINOOptions(), threads, exact)
         self.images: ImageFeatures | None = None
@@ -112,8 +115,9 @@ class OvEngine:
                 lambda: OvVision(package, target, chosen), bidirectional=package.decoder.images_are_bidirectional
             )
         self._compiled: ov.CompiledModel | None = compile_folder(
-            package, graph, target, chosen, cut_logits=True, adapts=adapts, takes_images=self.images is not None
-        )
+            package, graph, target, chosen, cut_logits=True, adapts=adapts, takes_images=self.images is not None,
+            gives_hidden=gives_hidden,
+        )  # fmt: skip
         self._takes = {name for given in self._compiled.inputs for name in given.names}
         if package.external is not None and difference(self, package.external_graph) > _MOST_DIFFERENCE:
             raise DeviceError(f"'{package.folder / graph.file}' {CANNOT_BE_FED}")
@@ -147,14 +151,18 @@ class OvEngine:
 
         places: of the images of the sequence.
         """
+        hidden: dict[str, np.ndarray] = {}
+        if self.gives_hidden:
+            hidden[HIDDEN_FROM] = np.array([-min(len(tokens), OF_PROMPT) if logits_from else 0], np.int64)
         if self.images is None:
-            return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
+            own = _inputs(tokens, start, logits_from) | hidden
+            return {name: value for name, value in own.items() if name in self._takes}
         found, decoder = self.images.take(tokens, is_stopped), self.package.decoder
         ids = tokens if found is None else found.tokens.tolist()
         more = image_inputs(decoder, found, [(places, start, start + len(tokens))])
         if self.images.bidirectional:
             more[LAST_SEEN] = np.array(last_seen(tokens, start), np.int64)
-        return _inputs(ids, start, logits_from) | more
+        return _inputs(ids, start, logits_from) | hidden | more
 
     def settle(self, cancelled: tuple[int, int]) -> None:
         """To be called when a step was cancelled; its tokens, and what would have been held.
@@ -189,6 +197,7 @@ class OvSession:
         self._context = engine.context
         self._model = engine.package.architecture
         self._kv = kv_shapes(self._model)
+        self.hidden = HiddenRows(engine.package.decoder.hidden) if engine.gives_hidden else None
         self._adapter: Adapter | None = None
         self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
         with as_device_error("cannot make a session"):
@@ -272,6 +281,8 @@ class OvSession:
                 for variable, new in zip(variables, pair, strict=True):
                     _set(variable, np.concatenate([_held(variable)[:, :kept], new], axis=1) if kept else new)
         self.position = self._held = kept + count
+        if self.hidden is not None:
+            self.hidden.clear()
 
     def _run(self, tokens: Sequence[int], *, logits_from: int) -> np.ndarray:
         """The logits, [1, T', V], valid until the next run."""
@@ -309,6 +320,8 @@ class OvSession:
             self._is_running = False
         self._engine.last = size
         self.position = self._held = size[1]
+        if self.hidden is not None:
+            self.hidden.put(self.position, request.get_tensor(LAST_HIDDEN_STATE).data[0, -OF_PROMPT:])
 
     def _cut(self) -> None:
         """Makes the state hold `position` tokens; of a step that was stopped, some layers have taken theirs already."""
@@ -380,18 +393,3 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
     if plugin == "GPU":  # minutes to compile
         chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, fingerprint(target)))
     return chosen
-
-
-def _cut_logits(model: ov.Model, decoder: Decoder | ExternalGraph) -> None:
-    """Adds the input `logits_from`: only the logits of the positions from there on are computed."""
-    start = op.parameter([1], ov.Type.i64, name="logits_from")
-    start.output(0).set_names({"logits_from"})
-    bounds = [op.constant([value], ov.Type.i64) for value in (_TO_END, 1, 1)]
-
-    def taken(value: ov.Output) -> ov.Node:
-        return op.slice(value, start, *bounds)
-
-    if isinstance(decoder, ExternalGraph):
-        cut_before_head(model, start, taken)
-    else:
-        cut(model, decoder, start, taken)

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from embedllm.backends.openvino.runtime import ov
 from embedllm.package.architecture import Decoder
+from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.graph_variants import (
+    HIDDEN_FROM,
+    LAST_HIDDEN_STATE,
     OPENVINO_CONTEXT,
     OPENVINO_OUTPUT,
     OPENVINO_PER_LAYER_INPUT,
@@ -19,9 +24,51 @@ from embedllm.package.graph_variants import (
 
 _POINTWISE = ("Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh")  # what may follow the last product
 _AXES = 3
+_TO_END = int(np.iinfo(np.int64).max)
+Sliced = tuple[ov.op.Parameter, Callable[[ov.Output], ov.Node]]  # an input, and what takes those that it names
+op = ov.opset13
 
 
-def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
+def cut_positions(model: ov.Model, decoder: Decoder | ExternalGraph, *, gives_hidden: bool = False) -> None:
+    """Adds the input `logits_from`: only the logits of the positions from there on are computed.
+
+    gives_hidden: adds `hidden_from`, the first position whose hidden state is wanted, and the output of these;
+    logits_from counts from there on. Raises RuntimeError for a model whose layers have other names.
+    """
+    start, taken = _positions("logits_from")
+    if isinstance(decoder, ExternalGraph):
+        _cut_before_head(model, start, taken)
+    elif gives_hidden:
+        _cut(model, decoder, *_positions(HIDDEN_FROM))
+        _give_hidden(model, decoder, start, taken)
+    else:
+        _cut(model, decoder, start, taken)
+
+
+def cut_rows(model: ov.Model, decoder: Decoder, *, gives_hidden: bool = False) -> None:
+    """Adds the input `rows` to a model with paged attention: only the logits of those tokens are computed.
+
+    gives_hidden: `rows` are the tokens whose hidden states are wanted, and `logits_rows` which of those have logits.
+    """
+    _cut(model, decoder, *_rows("rows"))
+    if gives_hidden:
+        _give_hidden(model, decoder, *_rows("logits_rows"))
+
+
+def _positions(name: str) -> Sliced:
+    start = op.parameter([1], ov.Type.i64, name=name)
+    start.output(0).set_names({name})
+    bounds = [op.constant([value], ov.Type.i64) for value in (_TO_END, 1, 1)]
+    return start, lambda value: op.slice(value, start, *bounds)
+
+
+def _rows(name: str) -> Sliced:
+    rows = op.parameter([-1], ov.Type.i64, name=name)
+    rows.output(0).set_names({name})
+    return rows, lambda value: op.gather(value, rows, op.constant(0, ov.Type.i64))
+
+
+def _cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
     """Adds an input, and lets only what `taken` takes of a value through where the last layer is done with others.
 
     That is before its output projection; of a layer whose mlp reads what its attention reads, behind it.
@@ -45,8 +92,27 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
     model.validate_nodes_and_infer_types()
 
 
-def cut_before_head(model: ov.Model, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
-    """As cut(), of a model of another exporter; nothing where its logits are not a product of [B, T, hidden] values."""
+def _give_hidden(
+    model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]
+) -> None:
+    """Adds what the head reads as an output, and an input: only what `taken` takes of it becomes logits.
+
+    wanted: the input that `taken` reads. Raises RuntimeError for a model whose last norm has another name.
+    """
+    named = {node.get_friendly_name(): node for node in model.get_ops()}
+    states = _layer(named, decoder.norm.name).output(0)
+    readers = states.get_target_inputs()
+    kept = taken(states).output(0)
+    for reader in readers:
+        reader.replace_source_output(kept)
+    states.get_tensor().set_names({LAST_HIDDEN_STATE})
+    model.add_parameters([wanted])
+    model.add_results([op.result(states)])
+    model.validate_nodes_and_infer_types()
+
+
+def _cut_before_head(model: ov.Model, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
+    """_cut() of a model of another exporter; nothing where its logits are not a product of [B, T, hidden] values."""
     node = model.output("logits").get_node().input_value(0).get_node()
     while node.get_type_name() in _POINTWISE:
         node = node.input_value(0).get_node()

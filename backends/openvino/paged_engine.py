@@ -17,7 +17,7 @@ from embedllm.backends.checks import check_change, check_rewind, check_room, che
 from embedllm.backends.images import ImageFeatures
 from embedllm.backends.mrope import open_places
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
-from embedllm.backends.openvino.logits_slice import cut
+from embedllm.backends.openvino.logits_slice import cut_rows
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
 from embedllm.backends.openvino.vision import (
     IMAGE_INPUTS,
@@ -28,10 +28,12 @@ from embedllm.backends.openvino.vision import (
     image_inputs,
     token_types,
 )
+from embedllm.backends.sessions.hidden_rows import OF_PROMPT, HiddenRows
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.package.architecture import Vision
 from embedllm.package.entries import Graph
+from embedllm.package.graph_variants import LAST_HIDDEN_STATE
 from embedllm.package.package import WEIGHTS, Package
 from embedllm.sampling.numpy_logits import NumpyLogits
 
@@ -53,7 +55,7 @@ _PIECE, _LONG_PIECE = 256, 512  # of these in one run: a run is not stopped in t
 _SMALL = 512 << 20  # bytes of weights with which a long one takes half a second, and saves 7 % (docs/performance.md)
 _BY_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}  # a scale for a channel of a block changes with each token (2026.4)
 _INPUTS = ("input_ids", "position_ids", "max_context_len", "past_lens", "subsequence_begins", "block_indices_begins",
-           "block_indices", "rows", *IMAGE_INPUTS, TOKEN_TYPES)  # fmt: skip
+           "block_indices", "rows", "logits_rows", *IMAGE_INPUTS, TOKEN_TYPES)  # fmt: skip
 
 
 class PagedEngine:
@@ -71,9 +73,11 @@ class PagedEngine:
         properties: Mapping[str, object],
         *,
         joins: bool = True,
+        gives_hidden: bool = False,
     ) -> None:
         """properties: in OpenVINO's words. joins: several make their steps in one run, which rounds otherwise.
 
+        gives_hidden: its sessions keep hidden states, for a draft head.
         Raises DeviceError.
         """
         if any(attention.softcap for attention in package.decoder.attentions):
@@ -90,6 +94,7 @@ class PagedEngine:
                 "attend to one another."
             )
         self.max_batch = MAX_BATCH if joins else 1
+        self.gives_hidden = gives_hidden
         self.device = device
         self.package = package
         self.context = package.context
@@ -108,7 +113,7 @@ class PagedEngine:
                 add_token_types(model)
             if self.images is not None:
                 add_images(model, package.decoder)
-            _cut_rows(model, package.decoder)
+            cut_rows(model, package.decoder, gives_hidden=gives_hidden)
             compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
             self._compiled: ov.CompiledModel | None = compiled
             self._request: ov.InferRequest | None = compiled.create_infer_request()
@@ -155,10 +160,12 @@ class PagedEngine:
             for name, values in inputs.items():
                 self._request.set_tensor(name, ov.Tensor(values))
             self._request.infer()
+            if self.gives_hidden:
+                _keep_hidden(feeds, self._request.get_tensor(LAST_HIDDEN_STATE).data[:, 0], is_all=is_all)
             return self._request.get_output_tensor(0).data[:, 0].astype(np.float32)  # a copy
 
     def _inputs(self, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool) -> dict[str, np.ndarray]:
-        inputs = _inputs(feeds, is_all=is_all)
+        inputs = _inputs(feeds, is_all=is_all, gives_hidden=self.gives_hidden)
         if self.images is None:
             return inputs
         found = self.images.take(
@@ -193,6 +200,7 @@ class PagedSession:
         self._engine = engine
         self._decoder = engine.package.decoder
         self.places = open_places(self._decoder, engine.images)
+        self.hidden = HiddenRows(self._decoder.hidden) if engine.gives_hidden else None
         self._blocks: list[int] = []
         self._is_closed = False
 
@@ -269,6 +277,8 @@ class PagedSession:
             for part, values in zip(("key", "value"), pair, strict=True):
                 self._engine.blocks.write(f"{part}_cache.{layer}", self._blocks, self.position, values)
         self.position += count
+        if self.hidden is not None:
+            self.hidden.clear()
 
     def close(self) -> None:
         self._is_closed = True
@@ -314,13 +324,18 @@ def _exceeds_a_window(decoder: Decoder) -> bool:
     return isinstance(vision, Vision) and vision.bidirectional and any(w and w < vision.tile_tokens for w in windows)
 
 
-def _inputs(feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool) -> dict[str, np.ndarray]:
+def _inputs(
+    feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool, gives_hidden: bool
+) -> dict[str, np.ndarray]:
     """What the model takes, all sequences behind one another."""
     counts = [len(tokens) for _, tokens in feeds]
     held = [session.position for session, _ in feeds]
     ends = [past + count for past, count in zip(held, counts, strict=True)]
     tables = [session.blocks[: -(-end // BLOCK)] for (session, _), end in zip(feeds, ends, strict=True)]
-    rows = np.arange(sum(counts)) if is_all else np.array(list(accumulate(counts))) - 1
+    kept = _hidden_counts(counts, is_all=is_all) if gives_hidden else counts if is_all else [1] * len(counts)
+    behind = zip(kept, accumulate(counts), strict=True)
+    rows = np.concatenate([np.arange(end - count, end) for count, end in behind])
+    of_logits = np.arange(sum(kept)) if is_all else np.array(list(accumulate(kept))) - 1
     return {
         "input_ids": np.array([token for _, tokens in feeds for token in tokens], np.int64),
         "position_ids": np.concatenate([np.arange(*span) for span in zip(held, ends, strict=True)]).astype(np.int64),
@@ -330,11 +345,19 @@ def _inputs(feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool
         "block_indices_begins": np.array([0, *accumulate(map(len, tables))], np.int32),
         "max_context_len": np.array(max(ends), np.int32),
         "rows": rows.astype(np.int64),
+        **({"logits_rows": of_logits.astype(np.int64)} if gives_hidden else {}),
     }
 
 
-def _cut_rows(model: ov.Model, decoder: Decoder) -> None:
-    """Adds the input `rows`: only the logits of those tokens are computed."""
-    rows = op.parameter([-1], ov.Type.i64, name="rows")
-    rows.output(0).set_names({"rows"})
-    cut(model, decoder, rows, lambda value: op.gather(value, rows, op.constant(0, ov.Type.i64)))
+def _hidden_counts(counts: Sequence[int], *, is_all: bool) -> Sequence[int]:
+    """Of that many tokens of each sequence, how many pass the last layer: those whose hidden states are kept."""
+    return counts if is_all else [min(count, OF_PROMPT) for count in counts]
+
+
+def _keep_hidden(feeds: Sequence[tuple[PagedSession, Sequence[int]]], rows: F32, *, is_all: bool) -> None:
+    """Gives each session its hidden states, of all rows of a run."""
+    counts = [len(tokens) for _, tokens in feeds]
+    ends = accumulate(_hidden_counts(counts, is_all=is_all))
+    for (session, tokens), count, end in zip(feeds, _hidden_counts(counts, is_all=False), ends, strict=True):
+        assert session.hidden is not None  # as the engine gives them
+        session.hidden.put(session.position + len(tokens), rows[end - count : end])

@@ -62,7 +62,8 @@ def _open(options: OpenOptions) -> Engine:
     )
 
 
-def _open_draft_head(options: OpenOptions) -> Engine:
+def open_draft_head(options: OpenOptions) -> Engine:
+    """Of a target model that runs on a processor, here or by another runtime."""
     from embedllm.backends.checks import cannot_run
     from embedllm.backends.ort.draft_head import DraftHeadEngine
     from embedllm.backends.ort.engine import unsupported_graph
@@ -116,7 +117,7 @@ DRIVER = Driver(
             name=CPU.device,
             open=_open,
             open_encoder=_open_encoder,
-            open_draft_head=_open_draft_head,
+            open_draft_head=open_draft_head,
             capabilities=replace(
                 CPU.capabilities(),
                 kv={"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)},

@@ -26,6 +26,7 @@ from embedllm.backends.ort.runtime import (
 )
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.ort.vision import open_on_cpu
+from embedllm.backends.sessions.hidden_rows import OF_PROMPT
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.sessions.sparse_memory import GIVES_BACK
 from embedllm.backends.system.cpu_threads import compute_threads
@@ -52,8 +53,7 @@ CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no fast
 PROMPT_BUDGET = 16
 _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
 _NOT_CAUSAL = (1, 32)  # the first with GroupQueryAttention that is not causal
-# Of a prompt's last tokens. The head begins with them: reading all of a prompt would cost more than what it lacks.
-_HIDDEN_ROWS = {HIDDEN.name: 64, EAGLE_HIDDEN.name: 64, MTP.name: 1, EAGLE.name: 1}
+_HIDDEN_ROWS = {HIDDEN.name: OF_PROMPT, EAGLE_HIDDEN.name: OF_PROMPT, MTP.name: 1, EAGLE.name: 1}
 _HIDDEN_ROWS |= {FUSED[name].name: rows for name, rows in _HIDDEN_ROWS.items() if name in FUSED}
 _WITH_QMOE = {QMOE.name, *(variant.name for variant in FUSED.values())}
 _FIRST_QMOE = (1, 32)  # whose QMoE multiplies by packed experts on the CPU; before, it unpacked them at every step

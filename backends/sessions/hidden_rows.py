@@ -9,6 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from embedllm.types import F32
 
+# Of a prompt's last tokens. The head begins with them: reading all of a prompt would cost more than what it lacks.
+OF_PROMPT = 64
 _KEPT = 256  # tokens at least, of those that were given: 1 MB for a hidden size of 1,024
 
 

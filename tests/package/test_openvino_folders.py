@@ -12,6 +12,7 @@ import pytest
 import embedllm
 from embedllm.backends.openvino import engine as backend
 from embedllm.backends.openvino.engine import OvEngine, OvSession
+from embedllm.backends.openvino.logits_slice import cut_positions
 from embedllm.backends.openvino.runtime import devices, ov
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceUnavailable, PackageError
@@ -71,7 +72,7 @@ def test_the_whole_library_runs_it(package: Path, folder: Path) -> None:
 
 def test_it_computes_the_logits_of_the_last_token_alone(folder: Path) -> None:
     model = backend.core().read_model(folder / "openvino_model.xml")
-    backend._cut_logits(model, open_package(folder).architecture)
+    cut_positions(model, open_package(folder).architecture)
     request = backend.core().compile_model(model, "CPU").create_infer_request()
     request.infer(backend._inputs(TOKENS, 0, -1))
     assert request.get_output_tensor(0).shape == ov.Shape([1, 1, open_package(folder).external_graph.vocabulary])
