@@ -39,8 +39,8 @@ def _text(config: Config, text: Config) -> Decoder:
     text = text.replaced({"model_type": "mistral3"})  # what messages call it
     if kind == "ministral3":
         return ministral3.describe_text(text, "mistral3", _PLACE)
-    if kind != "mistral":
-        raise UnsupportedModel(f"the text model is a '{kind}'; the description knows mistral and ministral3.")
+    if kind not in ("mistral", "llama"):  # files of Mistral Small in GGUF call it llama
+        raise UnsupportedModel(f"the text model is a '{kind}'; the description knows mistral, ministral3 and llama.")
     window = text.integer_or_none("sliding_window", None)
     names = replace(LLAMA, model=f"{_PLACE}{LLAMA.model}", head=f"{_PLACE}{LLAMA.head}")
     shape = Shape(model_type="mistral3", names=names, window=lambda _: window)

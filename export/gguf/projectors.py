@@ -23,6 +23,7 @@ _POSITIONS = "v.position_embd.weight"
 _SCALE, _MERGE = "vision.projector.scale_factor", "vision.spatial_merge_size"
 _WINDOWS, _WINDOW, _DEEPSTACK = "vision.n_wa_pattern", "vision.window_size", "vision.is_deepstack_layers"
 _LONGEST, _LEAST, _MOST = "vision.preproc_image_size", "vision.image_min_pixels", "vision.image_max_pixels"
+_BASE = "rope.freq_base"
 _TEMPORAL = 2  # of a patch, in all of Qwen's
 _ACTIVATIONS = ("use_gelu", "use_silu")  # with neither it is QuickGELU
 # What every encoder takes, behind "clip."
@@ -40,7 +41,7 @@ class Projector:
 
     families: Mapping[str, str]  # model_type of the whole, by general.architecture of the text model
     placeholder: str  # the token that stands for a row of features
-    activation: str  # which of _ACTIVATIONS is said, or ""
+    activation: str | None  # which of _ACTIVATIONS is said, or ""; None: `config` reads it
     config: Callable[[Config, Tensors], dict[str, object]]  # of clip.*: all of config.json but the text model
     processor: Callable[[Config], dict[str, object]]  # of clip.*: preprocessor_config.json
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
@@ -53,12 +54,16 @@ class Projector:
                 f"'{where}' says 'clip.{unknown[0]}', which is not known here for such vision encoders and could "
                 "change what they compute. Try the checkpoint that it was made from."
             )
-        active = "".join(key for key in _ACTIVATIONS if own.flag(key, False))
-        if active != self.activation:
+        active = _said_activation(own)
+        if self.activation is not None and active != self.activation:
             raise UnsupportedModel(
                 f"'{where}' says the activation '{active or 'neither use_gelu nor use_silu'}'; its family has "
                 f"'{self.activation or 'neither use_gelu nor use_silu'}'."
             )
+
+
+def _said_activation(own: Config) -> str:
+    return "".join(key for key in _ACTIVATIONS if own.flag(key, False))
 
 
 def _sizes(own: Config, tensors: Tensors) -> dict[str, object]:
@@ -138,6 +143,23 @@ def _qwen3(own: Config, tensors: Tensors) -> dict[str, object]:
     return {"vision_config": found}
 
 
+def _pixtral(own: Config, tensors: Tensors) -> dict[str, object]:
+    """Files of Pixtral 12B have no patch merger."""
+    active = {"use_gelu": "gelu", "use_silu": "silu"}.get(said := _said_activation(own))
+    if active is None or "mm.patch_merger.weight" not in tensors:
+        found = f"says the activation '{said}'" if active is None else "has no tensor 'mm.patch_merger.weight'"
+        raise UnsupportedModel(
+            f"the vision encoder {found}; expected use_gelu or use_silu, and a patch merger, as of Mistral 3."
+        )
+    epsilon = own.number("vision.attention.layer_norm_epsilon", 1e-5, above=0)
+    return {
+        "vision_config": {**_sizes(own, tensors), "hidden_act": active, "rms_norm_eps": epsilon,
+                          "rope_theta": own.number(_BASE, 10_000.0, above=1)},
+        "spatial_merge_size": own.integer(_MERGE),
+        "multimodal_projector_bias": "mm.1.bias" in tensors,
+    }  # fmt: skip
+
+
 def _pixels(own: Config, kind: str, **more: object) -> dict[str, object]:
     mean, std = (own.numbers(f"vision.image_{name}", 3) for name in ("mean", "std"))
     return {"image_processor_type": kind, "image_mean": mean, "image_std": std, **more}
@@ -164,6 +186,13 @@ def _any_size(least: int, most: int) -> Callable[[Config], dict[str, object]]:
     )  # fmt: skip
 
 
+def _fitting(own: Config) -> dict[str, object]:
+    """Images that fit into the square that files call the size of an image keep theirs."""
+    return _pixels(own, "PixtralImageProcessor", patch_size=own.integer("vision.patch_size"),
+                   spatial_merge_size=own.integer(_MERGE),
+                   size={"longest_edge": own.integer("vision.image_size")})  # fmt: skip
+
+
 _FIRST_SIZES = _any_size(56 * 56, 28 * 28 * 16_384)
 _LIMITS = (_MERGE, _LEAST, _MOST)
 _PAD = "<|image_pad|>"
@@ -179,4 +208,6 @@ PROJECTORS: Mapping[str, Projector] = {
                                   config=_qwen2_5, processor=_FIRST_SIZES, keys=(*_LIMITS, _WINDOWS, _WINDOW)),
     "qwen3vl_merger": Projector(families=_QWEN3, placeholder=_PAD, activation="use_gelu", config=_qwen3,
                                 processor=_any_size(64 * 32 * 32, 16_384 * 32 * 32), keys=(*_LIMITS, _DEEPSTACK)),
+    "pixtral": Projector(families={"mistral3": "mistral3", "llama": "mistral3"}, placeholder="[IMG]", activation=None,
+                         config=_pixtral, processor=_fitting, keys=(_MERGE, _BASE)),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from embedllm.export.gguf.reader import GgufModel, read_model
 from embedllm.export.gguf.rope import ROTATIONS
 from embedllm.export.gguf.tensor_location import TensorLocation
 from embedllm.export.gguf.tensor_names import layer_locations, tensor_locations
-from embedllm.export.gguf.tensor_names_vision import vision_locations, with_own_order
+from embedllm.export.gguf.tensor_names_vision import repeated, vision_locations, with_own_order
 from embedllm.export.gguf.tensors import GgufTensors
 from embedllm.files.atomic import write_json
 from embedllm.hub.location import Location
@@ -79,6 +79,8 @@ class GgufSource:
         read = {name for location in locations.values() for name in location.names} | ROTATIONS
         if decoder.encoder is not None:
             read.add(_HEAD)
+        if decoder.vision is not None:
+            read |= repeated(decoder.vision)
         skipped = (*(f"blk.{number}." for number in self.mtp_blocks), *_unused_keys(decoder))
         unread = {name for name in self._model.tensors if name not in read and not name.startswith(skipped)}
         if unread:

@@ -147,3 +147,10 @@ def has_rows(tensors: Mapping[str, Placed], name: str, rows: int) -> bool:
     """Whether a matrix has that many rows: one that has others is refused later, and no list is made of them."""
     tensor = tensors.get(f"{name}.weight")
     return tensor is not None and tensor.shape[0] == rows
+
+
+def interleaved_rows(linear: Linear, head_dim: int) -> NDArray[np.intp]:
+    """For each row of q or k, where llama.cpp has it: its RoPE rotates neighbouring rows, not the halves of a head."""
+    shape = (linear.rows // head_dim, 2, head_dim // 2)
+    head, half, at = np.unravel_index(np.arange(linear.rows), shape)
+    return head * head_dim + 2 * at + half

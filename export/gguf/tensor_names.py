@@ -19,6 +19,7 @@ from embedllm.export.gguf.tensor_location import (
     TensorLocation,
     Transposed,
     has_rows,
+    interleaved_rows,
     matrix,
     norm_weights,
     permuted,
@@ -43,8 +44,6 @@ from embedllm.package.architecture import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from embedllm.export.gguf.reader import Placed
 
 
@@ -161,7 +160,7 @@ def _attention(
             continue
         name = together if is_fused else f"{block}.attn_{part}"
         if family.permuted_qk and part != "v" and (is_fused or has_rows(tensors, name, linear.rows)):
-            found |= matrix(linear, name, PermutedRows(start + _interleaved(linear, attention.head_dim)))
+            found |= matrix(linear, name, PermutedRows(start + interleaved_rows(linear, attention.head_dim)))
         else:
             found |= matrix(linear, name, RowRange(start, linear.rows if is_fused else None))
         start += linear.rows if is_fused else 0
@@ -278,10 +277,3 @@ def _expert(mlp: Mlp, number: int, block: str, tensors: Mapping[str, Placed]) ->
         else:
             found |= matrix(linear, f"{block}.ffn_{part}_exps", RowRange(number * rows, rows))
     return found
-
-
-def _interleaved(linear: Linear, head_dim: int) -> NDArray[np.intp]:
-    """For each row of q or k, where llama.cpp has it: its RoPE rotates neighbouring rows, not the halves of a head."""
-    shape = (linear.rows // head_dim, 2, head_dim // 2)
-    head, half, at = np.unravel_index(np.arange(linear.rows), shape)
-    return head * head_dim + 2 * at + half

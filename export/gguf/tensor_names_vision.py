@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING
 from embedllm.export.gguf.projectors import DOWN, UP
 from embedllm.export.gguf.tensor_location import (
     InTurn,
+    PermutedRows,
     RowRange,
     TensorLocation,
     has_rows,
+    interleaved_rows,
     matrix,
     norm_weights,
 )
-from embedllm.package.architecture import Attention, DynamicVision, Layer, Mlp, PatchMerger, Vision
+from embedllm.package.architecture import Attention, DynamicVision, Layer, Linear, Mlp, PatchMerger, Vision
 
 if TYPE_CHECKING:
     from embedllm.export.gguf.reader import Placed
 
 _PATCHES = "v.patch_embd"
+_BREAK = "v.token_embd.img_break"  # a row of the text model's embedding once more
 _FIRST, _SECOND = f"{_PATCHES}.weight", f"{_PATCHES}.weight.1"  # of the two images that a patch covers
 
 
@@ -43,6 +46,8 @@ def vision_locations(vision: Vision | DynamicVision, tensors: Mapping[str, Place
         found |= matrix(vision.positions, "v.position_embd")
     for index, layer in enumerate(vision.layers):
         found |= _layer(layer, index, tensors)
+    if isinstance(vision, DynamicVision) and vision.merger.merging is not None:
+        return found | _pixtral(vision, vision.merger.merging)
     if isinstance(vision, DynamicVision):
         found |= _merger(vision.merger, "v.post_ln", "mm.0", "mm.2")
         for each in vision.deepstack:
@@ -54,10 +59,30 @@ def vision_locations(vision: Vision | DynamicVision, tensors: Mapping[str, Place
     return found | matrix(vision.projector, "mm.input_projection" if is_normed else "mm.model.fc")
 
 
+def repeated(vision: Vision | DynamicVision) -> frozenset[str]:
+    """Tensors of an encoder's file that the text model's file has, too."""
+    return frozenset({_BREAK} if isinstance(vision, DynamicVision) and vision.merger.merging is not None else ())
+
+
+def _pixtral(vision: DynamicVision, merging: Linear) -> dict[str, TensorLocation]:
+    """What Pixtral has of its own; llama.cpp rotates neighbouring rows of its queries and keys."""
+    found = norm_weights(vision.patches_norm, "v.pre_ln") | _merger(vision.merger, "mm.input_norm", "mm.1", "mm.2")
+    found |= matrix(merging, "mm.patch_merger")
+    for index, layer in enumerate(vision.layers):
+        attention = layer.attention
+        assert isinstance(attention, Attention)
+        for part, linear in (("q", attention.q), ("k", attention.k)):
+            order = PermutedRows(interleaved_rows(linear, attention.head_dim))
+            found |= matrix(linear, f"v.blk.{index}.attn_{part}", order)
+    return found
+
+
 def _patches(vision: Vision | DynamicVision) -> dict[str, TensorLocation]:
     bias = {f"{vision.patches}.bias": TensorLocation(tensor=f"{_PATCHES}.bias")}
     if not isinstance(vision, DynamicVision):
         return {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST), **bias}
+    if vision.temporal_patch_size == 1:
+        return {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST)}
     both = TensorLocation(tensor=_FIRST, order=InTurn((_FIRST, _SECOND), run=vision.patch_size))
     return {f"{vision.patches}.weight": both, **(bias if vision.patches_bias else {})}
 

@@ -1,6 +1,6 @@
 """Vision-language checkpoints written as two GGUF files, text model and vision encoder, as llama.cpp's converters do.
 
-Source: conversion/smolvlm.py, gemma.py, qwenvl.py and qwen3vl.py of llama.cpp; the names that the package gguf has.
+Source: conversion/smolvlm.py, gemma.py, qwenvl.py, qwen3vl.py and llava.py of llama.cpp; the names of the package gguf.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from embedllm.images.settings import read_settings
-from tests.support.dynamic_vision import dynamic_chat_checkpoint
+from tests.support.dynamic_vision import START, dynamic_chat_checkpoint
+from tests.support.gguf_converters import turned
 from tests.support.gguf_files import Change, loaded, write_file, write_gguf
 from tests.support.vision import chat_checkpoint, gemma_chat_checkpoint
 
 Tensors = dict[str, np.ndarray]
 _LANGUAGE = re.compile(r"^(model\.text_model|model\.language_model|language_model\.model)\.")
+_HEAD = "language_model.lm_head.weight"
 _VISION = ("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "visual.",
            "model.visual.")  # fmt: skip
-_ARCHITECTURES = {"idefics3": "llama", "gemma3": "gemma3", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl",
-                  "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35"}  # fmt: skip
-_TEXT_TYPES = {"idefics3": "llama", "gemma3": "gemma3_text", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
-               "qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}  # fmt: skip
+_ARCHITECTURES = {"idefics3": "llama", "gemma3": "gemma3", "mistral3": "mistral3", "qwen2_vl": "qwen2vl",
+                  "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35"}  # fmt: skip
+_TEXT_TYPES = {"idefics3": "llama", "gemma3": "gemma3_text", "mistral3": "ministral3", "qwen2_vl": "qwen2",
+               "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}  # fmt: skip
 
 QWEN = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"}
 NORMALIZED = {"image_mean": [0.5, 0.375, 0.25], "image_std": [0.25, 0.25, 0.5]}  # exact in float32, as files have them
@@ -54,7 +56,7 @@ class _Kind:
 def seeing_checkpoint(folder: Path, family: str) -> Path:
     """A tiny one with an image processor, whose config.json says no more than GGUF files can."""
     config = folder / "config.json"
-    if family in QWEN:
+    if family in QWEN or family == "mistral3":
         dynamic_chat_checkpoint(folder, family)
         changed(folder / "preprocessor_config.json", **NORMALIZED)
     elif family == "idefics3":
@@ -81,24 +83,25 @@ def write_pair(
     more: Mapping[str, Any] | None = None,
     change: Change = lambda tensors: tensors,
     name: str = "mmproj-model.gguf",
+    architecture: str = "",
 ) -> Pair:
     """A checkpoint's folder as two files in another one.
 
     kind: of the matrices. more: metadata of the vision encoder besides, or in place of what the checkpoint says; None
-    leaves out. change: of its tensors, by their GGUF names.
+    leaves out. change: of its tensors, by their GGUF names. architecture: of the text model; "": the family's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((checkpoint / "config.json").read_text())
-    text = write_text(folder / "model.gguf", checkpoint, kind=kind)
+    text = write_text(folder / "model.gguf", checkpoint, kind=kind, architecture=architecture)
     return Pair(text=text, mmproj=write_mmproj(folder / name, checkpoint, config, kind=kind, more=more, change=change))
 
 
-def write_text(path: Path, checkpoint: Path, *, kind: str = "F32") -> Path:
+def write_text(path: Path, checkpoint: Path, *, kind: str = "F32", architecture: str = "") -> Path:
     """The text model alone."""
     config = json.loads((checkpoint / "config.json").read_text())
     family, section = config["model_type"], config["text_config"]
     scaling = (section.get("rope_parameters") or {}).get("mrope_section")
-    architecture = _ARCHITECTURES[family]
+    architecture = architecture or _ARCHITECTURES[family]
     more: dict[str, Any] = {}
     if scaling is not None:
         more[f"{architecture}.rope.dimension_sections"] = [*scaling, 0]
@@ -106,11 +109,13 @@ def write_text(path: Path, checkpoint: Path, *, kind: str = "F32") -> Path:
         more[f"{architecture}.n_deepstack_layers"] = len(deepstack)
     whole = loaded(checkpoint / "model.safetensors")
     tensors = {_LANGUAGE.sub("model.", name): whole[name] for name in whole if not name.startswith(_VISION)}
+    if _HEAD in tensors:
+        tensors["lm_head.weight"] = tensors.pop(_HEAD)
     with tempfile.TemporaryDirectory() as made:
         alone = Path(made)
         tied = "lm_head.weight" not in tensors
         (alone / "config.json").write_text(
-            json.dumps({**section, "model_type": _TEXT_TYPES[family], "tie_word_embeddings": tied})
+            json.dumps({"model_type": _TEXT_TYPES[family], **section, "tie_word_embeddings": tied})
         )
         save_file({name: np.ascontiguousarray(values) for name, values in tensors.items()}, alone / "model.safetensors")
         shutil.copy(checkpoint / "tokenizer.json", alone)
@@ -163,6 +168,8 @@ def write_mmproj(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, layers)
     tensors: Tensors = {}
     for source, tensor in loaded(checkpoint / "model.safetensors").items():
+        if family == "mistral3" and source.endswith("embed_tokens.weight"):
+            tensors["v.token_embd.img_break"] = np.ascontiguousarray(tensor[START])
         if not source.startswith(_VISION):
             continue
         for changed, part in own.tensors(source, tensor, config).items():
@@ -196,6 +203,11 @@ def _qwen3_keys(config: dict[str, Any]) -> dict[str, Any]:
     return {"use_gelu": True, "vision.spatial_merge_size": 2, "vision.is_deepstack_layers": has}
 
 
+def _pixtral_keys(config: dict[str, Any]) -> dict[str, Any]:
+    return {f"use_{config['vision_config']['hidden_act']}": True, "vision.attention.layer_norm_epsilon": 1e-5,
+            "vision.spatial_merge_size": config["spatial_merge_size"]}  # fmt: skip
+
+
 def _as_is(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
     return {name: values}
 
@@ -218,6 +230,12 @@ def _qwen2(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
     return _patches(name, values) or {name: values}
 
 
+def _pixtral(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        return {name: turned(values, config["vision_config"]["num_attention_heads"])}
+    return {name: values}
+
+
 def _qwen3(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
     name = name.removeprefix("model.")
     if name.startswith("visual.deepstack_merger_list."):
@@ -238,4 +256,5 @@ _KINDS = {
     "qwen2_5_vl": _Kind(projector="qwen2.5vl_merger", said=_qwen2_5_keys, tensors=_qwen2),
     "qwen3_vl": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
     "qwen3_5": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
+    "mistral3": _Kind(projector="pixtral", said=_pixtral_keys, tensors=_pixtral),
 }

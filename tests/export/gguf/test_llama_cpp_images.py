@@ -30,7 +30,8 @@ LIMIT = 0.02  # of log-probabilities: llama.cpp's KV cache is float16
 TEXTS = ("what is it", "a b c", "why not", "12 3 4 5", "look", "so be it")
 PIXELS = {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 1 << 15}
 # of Qwen2.5-VL four windows; llama.cpp knows those of 112 pixels only
-SIZES = {"qwen2_vl": (40, 24), "qwen2_5_vl": (160, 128), "qwen3_vl": (24, 40), "gemma3": (32, 32)}
+SIZES = {"qwen2_vl": (40, 24), "qwen2_5_vl": (160, 128), "qwen3_vl": (24, 40), "gemma3": (32, 32),
+         "mistral3": (40, 24)}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -53,7 +54,7 @@ def test_probabilities_behind_an_image_are_those_of_llama_cpp(family: str, tmp_p
         kept.add(images)
         for text in TEXTS:
             behind = llm.tokenizer.encode(text, special=True)
-            tokens = [START, *[IMAGE_TOKEN] * images[0].tokens, END, *behind]
+            tokens = [*shown(family, images[0]), *behind]
             prompt = {"prompt_string": f"{server.image_marker}{text}", "multimodal_data": [data]}
             answer = server.post("completion", prompt=prompt, n_predict=1, n_probs=8, temperature=1.0, samplers=[],
                                  cache_prompt=False)  # fmt: skip
@@ -65,6 +66,14 @@ def test_probabilities_behind_an_image_are_those_of_llama_cpp(family: str, tmp_p
             assert max(abs(each["logprob"] - expected[each["id"]]) for each in found) < LIMIT
             compared += 1
     assert compared, "no answer had a token that is a whole letter"
+
+
+def shown(family: str, image: ImageInput) -> list[int]:
+    """The tokens of an image; of Mistral 3 START ends a row, END the last."""
+    if family != "mistral3" or image.grid is None:
+        return [START, *[IMAGE_TOKEN] * image.tokens, END]
+    rows, columns = image.grid
+    return [token for row in range(rows) for token in [IMAGE_TOKEN] * columns + [END if row == rows - 1 else START]]
 
 
 def log_probabilities(llm: Model, tokens: list[int], images: Sequence[ImageInput]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import embedllm
 from embedllm.backends.base import FeedsAll
@@ -28,12 +28,12 @@ from embedllm.package.packing import packings
 from embedllm.package.tensors import vision_runs
 from tests.support.dynamic_vision import dynamic_image, dynamic_prompt
 from tests.support.gguf_files import Tensors, write_gguf
-from tests.support.gguf_mmproj import QWEN, Pair, seeing_checkpoint, write_mmproj, write_pair, write_text
+from tests.support.gguf_mmproj import QWEN, Pair, changed, seeing_checkpoint, write_mmproj, write_pair, write_text
 from tests.support.tiny import tiny_checkpoint
 from tests.support.vision import TILE_TOKENS
 
 WHOLE = Recipe(bits=32, head_bits=32, embedding_bits=32)
-FAMILIES = ["idefics3", "gemma3", *sorted(QWEN)]
+FAMILIES = ["idefics3", "gemma3", "mistral3", *sorted(QWEN)]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,22 @@ def test_an_export_is_that_of_the_checkpoint(family: str, made: Callable[[str], 
     assert isinstance(vision, Vision | DynamicVision)
     named = json.loads((folder / "tokenizer_config.json").read_text())
     assert open_processor(ours, vision, {}) == open_processor(theirs, vision, named)
+
+
+def test_mistral_small_of_older_files_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """Whose text model is a 'llama'; and an encoder of GELU with another base, whose projector has biases."""
+    folder = seeing_checkpoint(tmp_path / "checkpoint", "mistral3")
+    config = json.loads((folder / "config.json").read_text())
+    text = {**config["text_config"], "model_type": "mistral", "rope_parameters": {"rope_theta": 1e9}}
+    vision = {**config["vision_config"], "hidden_act": "gelu", "rope_parameters": {"rope_theta": 500.0}}
+    changed(folder / "config.json", text_config=text, vision_config=vision, multimodal_projector_bias=True)
+    tensors, random = load_file(folder / "model.safetensors"), np.random.default_rng(3)
+    biases = {f"multi_modal_projector.linear_{at}.bias": random.standard_normal(64).astype(np.float32) for at in (1, 2)}
+    save_file({**tensors, **biases}, folder / "model.safetensors")
+    pair = write_pair(tmp_path / "gguf", folder, architecture="llama", more={"clip.rope.freq_base": 500.0})
+    ours, theirs = convert(pair.text, tmp_path / "ours", WHOLE), convert(folder, tmp_path / "theirs", WHOLE)
+    assert_same_export(ours, theirs)
+    assert open_package(ours).decoder.vision == open_package(theirs).decoder.vision
 
 
 def test_features_and_logits_are_those_of_the_checkpoint(made: Callable[[str], Path], tmp_path: Path) -> None:
@@ -254,6 +270,10 @@ def reshaped(name: str, *shape: int) -> Callable[[Tensors], Tensors]:
     ("qwen2_5_vl", {"clip.vision.n_wa_pattern": 0}, dict, "'vision.n_wa_pattern' is 0; expected a whole number >= 1"),
     ("qwen3_vl", {"clip.vision.is_deepstack_layers": True}, dict, "expected a truth for each layer"),
     ("qwen3_vl", {"clip.vision.is_deepstack_layers": [True] * 3}, dict, "expected fewer than the 3 of the text"),
+    ("mistral3", {"clip.use_silu": None}, dict, "says the activation ''; expected use_gelu or use_silu"),
+    ("mistral3", {}, without("mm.patch_merger.weight"), "has no tensor 'mm.patch_merger.weight'"),
+    ("mistral3", {"clip.vision.spatial_merge_size": None}, dict, "has no 'vision.spatial_merge_size'"),
+    ("mistral3", {}, without("v.blk.1.attn_q.weight"), "has no tensor 'v.blk.1.attn_q.weight'"),
     ("qwen3_vl", {}, reshaped("v.position_embd.weight", 24, 48), "num_position_embeddings is 24; expected a square"),
 ])  # fmt: skip
 def test_what_an_encoder_lacks_is_named(
