@@ -87,8 +87,9 @@ Other layers run expert by expert, and so does all of a model (`model.onnx`) whe
 expert multiplies its own, and everything else is done for all experts together, so that an expert that nobody chose
 costs three empty matmuls. On `webgpu`, and on `cuda` where QMoE is not used, each expert gathers its tokens and adds
 what it makes of them in their places: WebGPU's Concat fails on many empty parts (ONNX Runtime 1.32). The router is the
-same in all graphs. QMoE is given its choice as logits, of which it makes the weights again: CUDA's heeds no weights
-beside them (1.31).
+same in all graphs. Where weights are a softmax over the chosen (Qwen3, Qwen 3.5, Mixtral, Granite), QMoE chooses by
+the router's logits, in float16 among those that float32 has found to be the largest; else it is given the choice as
+logits, of which it makes the weights again: CUDA's heeds no weights beside them (1.31).
 
 QMoE wants all experts in one tensor, with the rows of gate and up in turns. The file stores the weights of all gates of
 a layer side by side, then those of all ups, then the scales of both and their zero points, then the same of down; other

@@ -57,12 +57,34 @@ class FusedExperts:
             )
         )
 
+    @property
+    def chooses_alike(self) -> bool:
+        """Whether the weights of the chosen are the softmax of their logits, as QMoE makes them."""
+        moe = self.moe
+        sums_to_one = moe.scoring_func == "softmax_topk" or (moe.scoring_func == "softmax" and moe.norm_topk)
+        return sums_to_one and not moe.score_correction_bias and moe.groups == 1 and moe.scale == 1 and not moe.bias
+
+    def sum_of_best(self, tokens: str, routed: str) -> str:
+        """As sum(), where chooses_alike, in the type of the tokens. routed: [N, experts], the router's logits."""
+        graph = self.graph
+        if graph.activations == "float32":
+            return self.computed(tokens, routed)
+        # rounded once it is known which the largest are, and where they are small
+        best = graph.named("qmoe.best")
+        graph.node("TopK", [routed, graph.constant(self.moe.top_k)], [best, f"{best}.experts"], best, axis=-1)
+        first = graph.op("Gather", [best, graph.constant(0)], "qmoe.first", axis=1)  # [N, 1]
+        last = graph.op("Gather", [best, graph.constant(self.moe.top_k - 1)], "qmoe.last", axis=1)
+        is_less = graph.op("Less", [routed, last], "qmoe.is_less")
+        shifted = graph.op("Sub", [routed, first], "qmoe.shifted")
+        logits = graph.op("Where", [is_less, graph.single(-_NEVER), shifted], "qmoe.logits")
+        return self.computed(tokens, self.as_activations(logits))
+
     def sum(self, tokens: str, scores: str, weights: str, experts: str) -> str:
         """The weighted sum of what the chosen experts make of tokens [N, hidden], in float32.
 
         scores: [N, experts], any finite numbers. weights, experts: [N, top_k], of the chosen, and their numbers.
         """
-        graph, expert = self.graph, self.moe.experts[0]
+        graph = self.graph
         # QMoE makes weights of logits, by a softmax over those that it chooses: here over the chosen, whose weights sum
         # to 1 then. It takes weights as such, too, but not on CUDA, which uses the logits all the same (1.31).
         whole = graph.op("ReduceSum", [weights, graph.constant(1)], "qmoe.whole")  # [N, 1]
@@ -72,15 +94,23 @@ class FusedExperts:
         never = graph.op("Sub", [graph.op("Mul", [scores, graph.single(0.0)], "qmoe.none"), graph.single(_NEVER)],
                          "qmoe.never")  # fmt: skip
         chosen = graph.op("ScatterElements", [never, experts, logits], "qmoe.chosen", axis=1)
+        made = self.computed(tokens, self.as_activations(chosen))
+        if graph.activations != "float32":
+            made = graph.op("Cast", [made], "qmoe.single", to=FLOAT_TYPES["float32"])
+        return graph.op("Mul", [made, whole], "qmoe.weighed")
+
+    def computed(self, tokens: str, logits: str) -> str:
+        """What QMoE makes of tokens [N, hidden], whose weights are the softmax over the largest logits [N, experts]."""
+        graph, expert = self.graph, self.moe.experts[0]
         first, second = (
             {kind: self.rows(runs, kind) for kind in self.kinds(runs)} for runs in (self.inner, self.outer)
         )
         given = [part.get(kind, "") for part in (first, second) for kind in ("weight", "scale", "bias")]
         # behind what separate gates would take
         zeros = ["", "", "", first["zero"], second["zero"]] if self.packing.stores_zeros else []
-        made = graph.op(
+        return graph.op(
             "QMoE",
-            [tokens, self.as_activations(chosen), *given, *zeros],
+            [tokens, logits, *given, *zeros],
             "qmoe",
             MICROSOFT,
             k=self.moe.top_k,
@@ -95,9 +125,6 @@ class FusedExperts:
             accuracy_level=self.accuracy_level,
             weights_prepacked=0,
         )
-        if graph.activations != "float32":
-            made = graph.op("Cast", [made], "qmoe.single", to=FLOAT_TYPES["float32"])
-        return graph.op("Mul", [made, whole], "qmoe.weighed")
 
     def as_activations(self, value: str) -> str:
         """Floats, in the type of the activations."""

@@ -54,12 +54,9 @@ class Mixtures:
         if norms is not None:
             read = self.norms.plain(stream, norms.router, "router.norm")
             read = graph.op("Reshape", [read, graph.constant(-1, hidden)], "router.tokens")
-        choice = self.chosen(index, moe, read)
-        total = self.summed(moe, tokens, choice)
+        total = self.total(index, moe, tokens, read)
         shape = graph.op("Shape", [x], "mlp.shape")
-        if moe.bias:
-            total = graph.op("Add", [total, graph.stored([experts_bias_name(index)])], "total.biased")
-        mixed = graph.op("Reshape", [self.mlps.activations(total, "total"), shape], "mixed")
+        mixed = graph.op("Reshape", [total, shape], "mixed")
         if moe.shared is None:
             return mixed
         graph.scope = f"{scope}.shared"
@@ -75,18 +72,24 @@ class Mixtures:
         graph.scope = scope
         return graph.op("Add", [mixed, made], "all")
 
-    def summed(self, moe: Moe, tokens: str, choice: Choice) -> str:
-        """The weighted sum of what the chosen experts make of tokens [N, hidden], in float32."""
-        variant = self.products.variant
-        if variant.fuses_experts:
-            fused = FusedExperts(self.graph, self.products.packing, moe, variant.accuracy_level)
-            if fused.fits:
-                return fused.sum(tokens, choice.scores, choice.weights, choice.experts)
-        sums = self.sorted_sum if variant.splits_rows else self.scattered_sum
-        return sums(moe, tokens, choice)
+    def total(self, index: int, moe: Moe, tokens: str, read: str) -> str:
+        """What the chosen experts make of tokens [N, hidden], in the activations' type. read: what the router reads."""
+        graph, packing, variant = self.graph, self.products.packing, self.products.variant
+        fused = FusedExperts(graph, packing, moe, variant.accuracy_level) if variant.fuses_experts else None
+        if fused is None or not fused.fits:
+            sums = self.sorted_sum if variant.splits_rows else self.scattered_sum
+            total = sums(moe, tokens, self.chosen(index, moe, read))
+        elif fused.chooses_alike:
+            return fused.sum_of_best(tokens, self.routed(moe, read))
+        else:
+            choice = self.chosen(index, moe, read)
+            total = fused.sum(tokens, choice.scores, choice.weights, choice.experts)
+        if moe.bias:
+            total = graph.op("Add", [total, graph.stored([experts_bias_name(index)])], "total.biased")
+        return self.mlps.activations(total, "total")
 
     def sorted_sum(self, moe: Moe, tokens: str, choice: Choice) -> str:
-        """As summed(), by standard operators.
+        """The weighted sum of what the chosen experts make of tokens [N, hidden], by standard operators, in float32.
 
         A slot is a token and one of its experts. Slots are sorted by expert, so that each expert computes its rows in
         one piece. All but the matmuls is done for all experts together: any other operator of one expert is hundreds
@@ -163,7 +166,7 @@ class Mixtures:
         return whole
 
     def scattered_sum(self, moe: Moe, tokens: str, choice: Choice) -> str:
-        """As summed(): each expert gathers its tokens, and adds what it makes of them in their places."""
+        """As sorted_sum(): each expert gathers its tokens, and adds what it makes of them in their places."""
         graph, scope = self.graph, self.graph.scope
         none = graph.op("Mul", [choice.scores, graph.single(0.0)], "unchosen")
         weights = graph.op("ScatterElements", [none, choice.experts, choice.weights], "weights", axis=1)
@@ -200,13 +203,18 @@ class Mixtures:
         added = self.mlps.single(made, "weighed.single")
         return graph.op("ScatterND", [total, places, added], "sum", reduction="add")
 
-    def chosen(self, index: int, moe: Moe, tokens: str) -> Choice:
-        """The experts of each of the tokens [N, hidden]."""
+    def routed(self, moe: Moe, tokens: str) -> str:
+        """The router's logits of tokens [N, hidden], float32 [N, experts]."""
         graph = self.graph
         routed = self.mlps.product(tokens, moe.router, "router")
         if moe.router_multiplier != 1:
             routed = graph.op("Mul", [routed, graph.single(moe.router_multiplier)], "router.multiplied")
-        scores = routed
+        return routed
+
+    def chosen(self, index: int, moe: Moe, tokens: str) -> Choice:
+        """The experts of each of the tokens [N, hidden]."""
+        graph = self.graph
+        scores = routed = self.routed(moe, tokens)
         if moe.scoring_func == "softmax":
             scores = graph.op("Softmax", [routed], "scores", axis=-1)
         elif moe.scoring_func == "sigmoid":

@@ -72,6 +72,20 @@ def test_the_experts_are_those_of_the_reference(decoder: str, recipe: str, tmp_p
     np.testing.assert_allclose(logits(package), expected, atol=CLOSE * expected.std(), rtol=0)
 
 
+@pytest.mark.parametrize("variant", [QMOE.name, QMOE_FLOAT16.name])
+def test_the_operator_chooses_where_it_makes_the_weights_that_the_model_has(variant: str, tmp_path: Path) -> None:
+    """Two thirds of the nodes between the router and the experts' sum, and of their kernels on a GPU."""
+    nodes = {
+        name: operators(package_of(DECODERS[name], tmp_path / name, Recipe(method="nearest"), variant))
+        for name in ("weights that sum to one", "many experts, a shared one")
+    }
+    alike, others = (nodes[name] for name in nodes)
+    assert alike["QMoE"] == others["QMoE"] == 2
+    assert not alike["ScatterElements"] + alike["Log"] + alike["Softmax"]
+    assert alike["TopK"] == (2 if variant == QMOE_FLOAT16.name else 0)  # which rounds the logits behind it
+    assert alike.total() <= others.total() - 16
+
+
 def test_a_load_gathers_the_rows_of_gate_and_up_and_reads_no_others_for_it(tmp_path: Path) -> None:
     """What a Gather reads is copied first: six copies of a whole layer were two thirds of the time of a load."""
     package = package_of(mixture(experts=6, inner=64), tmp_path / "package", RECIPES["zero points"])
