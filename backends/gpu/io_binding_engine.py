@@ -24,7 +24,7 @@ from embedllm.backends.gpu.images import bind_images, is_image, open_images
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
-from embedllm.backends.gpu.state_pool import SIDES
+from embedllm.backends.gpu.state_pool import SIDES, state_bytes
 from embedllm.backends.ort.runtime import (
     HEAVY,
     check_assignments,
@@ -35,7 +35,6 @@ from embedllm.backends.ort.runtime import (
 )
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package
-from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Session
@@ -285,7 +284,7 @@ class ResidentEngine:
         length, item = min(SHORTEST, self.context), np.dtype(self.dtype).itemsize
         attentions = self.package.decoder.kv_attentions
         size = sum(2 * attention.kv_heads * length * attention.head_dim * item for attention in attentions)
-        size += SIDES * state_bytes(self.package.decoder, item)
+        size += SIDES * state_bytes(self.session)
         fitting = int(self.memory.free_bytes() * _SHARE / max(size, 1))
         return max(width for width in WIDTHS if width <= max(fitting, 1))
 

@@ -19,11 +19,10 @@ import numpy as np
 from embedllm.backends.gpu.device_logits import LogitsEngine
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_slots import SlotTable, padded_width, runs
-from embedllm.backends.gpu.state_pool import SIDES, StatePool
+from embedllm.backends.gpu.state_pool import SIDES, StatePool, state_bytes
 from embedllm.backends.ort.runtime import ort
 from embedllm.errors import DeviceError
 from embedllm.package.package import Package
-from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,7 +88,7 @@ class KvPool:
         self._slot_bytes = {name: int(np.prod(shape)) * item for name, shape in self.shapes.items()}
         self._head_bytes = {name: shape[1] * shape[2] * item for name, shape in self.shapes.items()}
         self._token_bytes = {name: shape[2] * item for name, shape in self.shapes.items()}
-        self._whole_slot = sum(self._slot_bytes.values()) + SIDES * state_bytes(decoder, item)
+        self._whole_slot = sum(self._slot_bytes.values()) + SIDES * state_bytes(engine.session)
         most = max(engine.max_batch, memory.total_bytes() // max(self._whole_slot, 1)) + 1
         self._regions: dict[str, Region] = {
             name: memory.reserve(most * size) for name, size in self._slot_bytes.items()

@@ -12,9 +12,9 @@ from embedllm.backends.base import BatchRow
 from embedllm.backends.checks import check_tokens
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.io_binding_session import ResidentSession
+from embedllm.backends.gpu.state_pool import state_bytes
 from embedllm.backends.ort.runtime import device_errors
 from embedllm.backends.sessions.recurrent_session import StatefulSession
-from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class RecurrentSlot(ResidentSession):
     def __init__(self, engine: ResidentEngine, capacity: int) -> None:
         super().__init__(engine, capacity)
         self._memory, self._lock, self._device = engine.memory, engine.lock, engine.device
-        self._bytes = state_bytes(engine.package.decoder, engine.dtype().itemsize)
+        self._bytes = state_bytes(engine.session)
 
     def states(self) -> DeviceBlock:
         """Copies, on the device."""

@@ -7,27 +7,54 @@ run twice. The states of a layer are one array [slots, ...] a side, so a step of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-
-from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
     from embedllm.backends.gpu.device_memory import DeviceMemory, Region
     from embedllm.backends.ort.runtime import ort
-    from embedllm.package.package import Package
 
 SIDES = 2
+_PREFIX = re.compile(r"past_(?=(?:conv|recurrent)\.)")  # embedllm/package/recurrent_state.py has the names
+_DTYPES: Mapping[str, type[np.floating]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 class StateEngine(Protocol):
     """What it needs of an engine."""
 
-    package: Package
     memory: DeviceMemory
     where: tuple[str, int]  # the device in ONNX Runtime's words: its type and index
+
+    @property
+    def session(self) -> ort.InferenceSession: ...
+
+
+class State(NamedTuple):
+    """One of a sequence, as a graph has it."""
+
     dtype: type[np.floating]
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def states_of(session: ort.InferenceSession) -> dict[str, State]:
+    """Those that a graph takes, by name."""
+    return {
+        _PREFIX.sub("", one.name): State(_DTYPES[one.type], tuple(one.shape[1:]))
+        for one in session.get_inputs()
+        if _PREFIX.match(one.name)
+    }
+
+
+def state_bytes(session: ort.InferenceSession) -> int:
+    """Of one sequence, once."""
+    return sum(state.bytes for state in states_of(session).values())
 
 
 class StatePool:
@@ -36,9 +63,8 @@ class StatePool:
     def __init__(self, engine: StateEngine, most: int) -> None:
         """most: slots that it can grow to."""
         self._engine, self._memory = engine, engine.memory
-        self._shapes = state_shapes(engine.package.decoder)
-        item = np.dtype(engine.dtype).itemsize
-        self._sizes = {name: math.prod(shape) * item for name, shape in self._shapes.items()}
+        self._states = states_of(engine.session)
+        self._sizes = {name: state.bytes for name, state in self._states.items()}
         self._regions: list[dict[str, Region]] = [
             {name: engine.memory.reserve(most * size) for name, size in self._sizes.items()} for _ in range(SIDES)
         ]
@@ -47,14 +73,14 @@ class StatePool:
 
     def after(self, side: int) -> int:
         """Where the states are once a run has read those of that side."""
-        return 1 - side if self._shapes else side
+        return 1 - side if self._states else side
 
     def bind(self, binding: ort.IOBinding, slot: int, rows: int, side: int) -> None:
         """Has a run read that side of these slots, from that one on, and write the other."""
         engine = self._engine
-        for name, shape in self._shapes.items():
+        for name, (dtype, shape) in self._states.items():
             past, present = (
-                (*engine.where, engine.dtype, (rows, *shape), self._address(name, slot, each))
+                (*engine.where, dtype, (rows, *shape), self._address(name, slot, each))
                 for each in (side, self.after(side))
             )
             binding.bind_input(f"past_{name}", *past)

@@ -37,6 +37,7 @@ class GraphVariant:
     latent_kv: bool = False  # attention over latents (MLA, absorbed), which the KV holds in place of keys and values
     chunks: bool = False  # its attention takes a mask of chunks, where the context exceeds one
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
+    fuses_delta_nets: bool = False  # one operator computes Gated DeltaNet with its gates, over states in float32
     # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
     gathers_elements: bool = False
     # Split and Concat take the rows of hundreds of experts, most of which have none: WebGPU's Concat fails (1.32)
@@ -188,6 +189,7 @@ FLOAT16 = GraphVariant(
     bias_in_matmul=False,
     gathers_blocks=True,
     recurrent=True,
+    fuses_delta_nets=True,
     images=True,
 )
 # for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
@@ -197,11 +199,18 @@ GPU_FLOAT32 = replace(
     file="model.fp32.onnx",
     activations="float32",
     splits_qkv=True,
+    fuses_delta_nets=False,
     reads_halves=False,
     mrope=True,
 )
 WEBGPU_FLOAT16 = replace(
-    FLOAT16, name="webgpu-float16", file="model.webgpu.onnx", splits_qkv=True, mrope=True, scatters_sums=False
+    FLOAT16,
+    name="webgpu-float16",
+    file="model.webgpu.onnx",
+    splits_qkv=True,
+    fuses_delta_nets=False,
+    mrope=True,
+    scatters_sums=False,
 )
 # what each value is for: docs/directml.md
 DIRECTML = replace(
@@ -215,6 +224,7 @@ DIRECTML = replace(
     ragged_blocks=False,
     odd_zero_points=False,
     recurrent=False,
+    fuses_delta_nets=False,
     images=False,
 )
 # for a browser's processor: docs/format.md#weightsfloat32

@@ -26,7 +26,7 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
-from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
+from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent, state_kinds
 from embedllm.package.architecture import (
     AltUp,
     Attention,
@@ -42,7 +42,6 @@ from embedllm.package.architecture import (
 )
 from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, GraphVariant
 from embedllm.package.packing import Packing
-from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import ROPE_TABLES, scale_name
 from embedllm.package.wasm_floats import float_spans
 
@@ -438,9 +437,9 @@ def _signature(
             shape = ["batch", heads, length, size // per_element]
             parts = ("key",) if keeps_latent else ("key", "value")
             infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in parts]
-    for name, shape in state_shapes(decoder).items():
+    for name, (state_kind, shape) in state_kinds(decoder, variant).items():
         for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
-            infos.append(_info(f"{prefix}_{name}", kind, ["batch", *shape]))
+            infos.append(_info(f"{prefix}_{name}", FLOAT_TYPES[state_kind], ["batch", *shape]))
     return [*inputs, *selector], outputs
 
 

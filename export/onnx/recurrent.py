@@ -8,11 +8,26 @@ from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import DeltaNet, Mamba2, ShortConv
-from embedllm.package.recurrent_state import LENGTH_EPSILON
+from embedllm.package.architecture import Decoder, DeltaNet, Mamba2, ShortConv
+from embedllm.package.graph_variants import GraphVariant
+from embedllm.package.recurrent_state import LENGTH_EPSILON, state_shapes
 from embedllm.package.tensors import convolution_name, decay_name
 
 STATE_PREFIXES = ("past", "present")  # of the names in embedllm/package/recurrent_state.py
+
+
+def state_kinds(decoder: Decoder, variant: GraphVariant) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The type and shape that a graph has each state in, by its name in embedllm/package/recurrent_state.py.
+
+    GatedDeltaNet's are float32, and transposed.
+    """
+    kinds = {name: (variant.activations, shape) for name, shape in state_shapes(decoder).items()}
+    for index, layer in enumerate(decoder.layers):
+        if variant.fuses_delta_nets and isinstance(layer.attention, DeltaNet):
+            name = f"recurrent.{index}"
+            heads, key_dim, value_dim = kinds[name][1]
+            kinds[name] = "float32", (heads, value_dim, key_dim)
+    return kinds
 
 
 class Recurrent:
@@ -40,11 +55,42 @@ class Recurrent:
     def delta_net(self, index: int, mixer: DeltaNet, normed: str) -> str:
         graph, parts = self.graph, [mixer.q, mixer.k, mixer.v, mixer.z]
         product = self.products.linear(normed, parts, "qkvz")
-        q, k, v, z = (graph.named(part) for part in ("q", "k", "v", "z"))
-        entering = graph.named("entering")
+        entering, z = graph.named("entering"), graph.named("z")
         sizes = graph.constant(mixer.q.rows + mixer.k.rows + mixer.v.rows, mixer.z.rows)
         graph.node("Split", [product, sizes], [entering, z], graph.named("split"), axis=-1)
         passed = self.convolved(index, mixer.kernel, entering, has_bias=False, activation="silu")
+        if self.products.variant.fuses_delta_nets:
+            found = self.fused_delta_net(index, mixer, passed, normed)
+        else:
+            found = self.plain_delta_net(index, mixer, passed, normed)
+        found = self.norms.heads(found, mixer.norm, mixer.value_heads, mixer.value_dim)
+        return graph.op("Mul", [found, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context")
+
+    def fused_delta_net(self, index: int, mixer: DeltaNet, passed: str, normed: str) -> str:
+        """The delta rule with norms and gates as one operator, [B, T, heads, size]. passed: queries, keys, values."""
+        graph, mlps = self.graph, self.mlps
+        decay, beta = (mlps.product(normed, part, f"{name}.product")
+                       for part, name in ((mixer.decay, "decay"), (mixer.beta, "beta")))  # fmt: skip
+        rates = [graph.stored([decay_name(index, kind)]) for kind in ("log_decay", "decay_bias")]
+        found, (past, present) = graph.named("found"), (f"{prefix}_recurrent.{index}" for prefix in STATE_PREFIXES)
+        graph.node(
+            "GatedDeltaNet",
+            [passed, "", "", "", decay, beta, past, *rates],
+            [found, present],
+            found,
+            MICROSOFT,
+            scale=mixer.key_dim**-0.5,
+            update_rule="gated_delta",
+            gate_activation="qwen",
+            beta_activation="sigmoid",
+            qk_l2_norm=1,
+        )
+        return found
+
+    def plain_delta_net(self, index: int, mixer: DeltaNet, passed: str, normed: str) -> str:
+        """The same with norms and gates by operators of their own, [B, T, heads * size]."""
+        graph = self.graph
+        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(mixer.q.rows, mixer.k.rows, mixer.v.rows)
         graph.node("Split", [passed, sizes], [q, k, v], graph.named("qkv.split"), axis=-1)
         q, k = (self.of_length_one(x, mixer.key_heads, mixer.key_dim) for x in (q, k))
@@ -61,8 +107,7 @@ class Recurrent:
             scale=mixer.key_dim**-0.5,
             update_rule="gated_delta",
         )
-        found = self.norms.heads(found, mixer.norm, mixer.value_heads, mixer.value_dim)
-        return graph.op("Mul", [found, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context")
+        return found
 
     def mamba2(self, index: int, mixer: Mamba2, normed: str) -> str:
         graph, parts, heads = self.graph, [mixer.x, mixer.b, mixer.c], mixer.heads

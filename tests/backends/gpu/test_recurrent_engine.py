@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from embedllm.backends.base import BatchRow, Device, Interrupted, MovesState, Re
 from embedllm.backends.gpu import cuda_recurrent, io_binding_engine, kv_pool
 from embedllm.backends.gpu.cuda_recurrent import why_not_captured
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
+from embedllm.backends.gpu.state_pool import state_bytes, states_of
+from embedllm.backends.ort.runtime import ort
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import ContextFull, DeviceError
@@ -218,6 +221,19 @@ def test_copies_of_states_stay_on_the_device_and_go_with_the_session(engine: Rec
     assert len(engine.slots.memory.allocated) > before  # type: ignore[attr-defined]  # as above
     session.close()
     assert len(engine.slots.memory.allocated) <= before  # type: ignore[attr-defined]  # as above
+
+
+def test_states_are_as_the_graph_has_them(engine: RecurrentEngine) -> None:
+    """CUDA's has some in float32 beside others in float16, and transposed: tests/export/onnx/test_recurrent.py."""
+    inputs = [
+        SimpleNamespace(name="past_key_values.0.key", type="tensor(float16)", shape=["batch", 2, "capacity", 16]),
+        SimpleNamespace(name="past_conv.0", type="tensor(float16)", shape=["batch", 3, 80]),
+        SimpleNamespace(name="past_recurrent.0", type="tensor(float)", shape=["batch", 2, 24, 16]),
+    ]
+    session: ort.InferenceSession = SimpleNamespace(get_inputs=lambda: inputs)  # type: ignore[assignment]  # all that is asked of it
+    assert states_of(session) == {"conv.0": (np.float16, (3, 80)), "recurrent.0": (np.float32, (2, 24, 16))}
+    assert state_bytes(session) == 2 * 3 * 80 + 4 * 2 * 24 * 16
+    assert state_bytes(engine.slots.session) == 4 * (3 * 80 + 2 * 24 * 16)
 
 
 def test_prompts_are_read_one_by_one_and_nothing_of_a_sequence_is_given_away(engine: RecurrentEngine) -> None:
