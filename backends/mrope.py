@@ -79,6 +79,10 @@ class ImagePlaces:
                 position = start if last is None else last.behind + start - last.end
                 self._spans.append(_Span(start, position, *self._images.grid(token)))
 
+    def position(self, place: int) -> int:
+        """Of a token of text behind all images."""
+        return place - self._spans[-1].end + self._spans[-1].behind if self._spans else place
+
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
         """Time, row and column of the tokens from `start` to before `stop`, [tokens, 3]."""
         found = np.repeat(np.arange(start, stop)[:, None], 3, axis=1)

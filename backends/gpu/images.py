@@ -65,26 +65,19 @@ def open_images(
     session: ort.InferenceSession,
     start: Callable[[str], ort.InferenceSession],
     lock: AbstractContextManager[object],
-    *,
-    moves_positions: bool = False,
 ) -> tuple[ImageFeatures | None, Unsupported | None]:
     """The features of images for a decoder's graph; or why a folder takes none here, if its model sees.
 
     start: makes a session of an encoder's file, which records its assignments; called for the first image.
-    moves_positions: whether sessions give rotary tables of their own (SequenceTables).
     """
     if package.decoder.vision is None:
         return None, None
     if package.decoder.is_recurrent:
         return None, RECURRENT_UNSUPPORTED
-    has_mrope = package.decoder.rope.mrope is not None
-    if has_mrope and not moves_positions:
-        reason = "positions of its images (M-RoPE) are computed on other devices only"
-        return None, Unsupported(reason, "use the device 'cpu', 'openvino' or 'webgpu'")
     if package.decoder.images_are_bidirectional:
         return None, Unsupported("tokens of its images attend to one another", "use the device 'cpu' or 'openvino'")
     variant = VISION_ON_GPU[graph.variant]
-    needed = {FEATURES, *(ROPE_TABLES if has_mrope else ())}
+    needed = {FEATURES, *(ROPE_TABLES if package.decoder.rope.mrope is not None else ())}
     lacking = [] if needed <= _overridable(session) else [graph.variant]
     lacking += [] if package.graph(variant.name) else [variant.name]
     if lacking:

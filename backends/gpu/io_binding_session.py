@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ from embedllm.backends.gpu.device_logits import BEST, LogitsBoard, RunLogits
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceMemory, DeviceState, new_arrays
 from embedllm.backends.gpu.images import bind_images, is_image
 from embedllm.backends.gpu.kv_pool import KvPool
+from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.runtime import device_errors, feed_errors, ort
 from embedllm.errors import EmbedError
 
@@ -75,7 +76,8 @@ class ResidentSession:
         self._without_waiting = engine.replaying(None)  # kernel by kernel
         self._without_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._options = self._without_waiting  # of the run that is under way, or was the last
-        self._seen: DeviceBlock | None = None  # inputs of the images in the latest run that had any
+        self._places = open_places(self._decoder, engine.images)
+        self._inputs: tuple[DeviceBlock | None, ...] = ()  # of the latest run: its images, and rotary tables of its own
         self._imported: tuple[int, list[DeviceArray]] | None = None  # its first position, and what is to be copied
         self._pool: KvPool | None = engine.pool(min(capacity, engine.context))
         self._pool.take(self)
@@ -99,10 +101,10 @@ class ResidentSession:
         self._check(tokens)
         if self._stopping:
             raise Interrupted
-        if len(tokens) == 1 and self.position and not is_image(tokens[0]):
+        if len(tokens) == 1 and self.position and not self.steps_alone(tokens[0]):
             return self._engine.run_batch([BatchRow(self, tokens)])[0]
         engine = self._engine
-        with engine.lock, device_errors(engine.device):
+        with engine.lock, device_errors(engine.device), self._placed():
             self.reserve_for(tokens)
             self._note_fed()
             run = RunLogits(engine.prompts, [self])
@@ -116,7 +118,7 @@ class ResidentSession:
     def feed_all(self, tokens: Sequence[int]) -> F32:
         self._check(tokens)
         engine = self._engine
-        with engine.lock, device_errors(engine.device):
+        with engine.lock, device_errors(engine.device), self._placed():
             self.reserve_for(tokens)
             self._note_fed()
             binding = self._bound(tokens, _ALL)
@@ -132,6 +134,25 @@ class ResidentSession:
             self.version += 1
             if not position and self._pool is not None:
                 self._pool.states.zero(self._pool.table.slot(self), self.side)
+            if self._places is not None:
+                self._places.rewind(position)
+
+    def put_images(self, place: int, tokens: Sequence[int]) -> None:
+        if self._places is not None:
+            self._places.put(place, tokens)
+
+    @property
+    def rope_position(self) -> int:
+        """Where the next token stands, one of text."""
+        return self._places.position(self.position) if self._places else self.position
+
+    def steps_alone(self, token: int) -> bool:
+        """Whether a step of that token takes inputs that captured steps do not have."""
+        return is_image(token) or (bool(self._places) and not self.pool.rotary.has_positions)
+
+    def reads_alone(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt of these has rotary tables of its own."""
+        return self._places is not None and any(map(is_image, tokens))
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop
@@ -186,7 +207,7 @@ class ResidentSession:
                 pool.release(self)
         self.position = 0
         self.fed += 1
-        self._imported = self._seen = None
+        self._imported, self._inputs = None, ()
 
     def advance(self, token: int) -> None:
         """Notes that a step has appended one."""
@@ -235,14 +256,26 @@ class ResidentSession:
         self.version += 1
         self.best, self.greedy = None, greedy
 
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """The images of a feed that fails are forgotten, or steps behind it would have positions behind these."""
+        try:
+            yield
+        except BaseException:
+            if self._places is not None:
+                self._places.rewind(self.position)
+            raise
+
     def _bound(self, tokens: Sequence[int], logits_from: ort.OrtValue) -> ort.IOBinding:
         """A binding that appends these tokens; its logits are to be bound yet."""
         engine, end, found = self._engine, self.position + len(tokens), self.take_images(tokens)
+        self.put_images(self.position, tokens)
         if found is None:
             binding = self.pool.several(self)
         else:
             binding, tokens = self.pool.with_images(self), found.tokens.tolist()
-            self._seen = bind_images(engine, binding, [found])
+        seen = None if found is None else bind_images(engine, binding, [found])
+        self._inputs = seen, self.pool.rotary.bind_prompt(binding, self.position, end, self._places)
         engine.memory.write(engine.tokens.address, np.array(tokens, np.int64))
         engine.memory.write(engine.mask.address, np.array([end], np.int64))
         binding.bind_input("input_ids", *engine.where, np.int64, (1, len(tokens)), engine.tokens.address)

@@ -19,6 +19,7 @@ import numpy as np
 from embedllm.backends.gpu.device_logits import LogitsEngine
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_slots import SlotTable, padded_width, runs
+from embedllm.backends.gpu.rotary_inputs import RotaryInputs
 from embedllm.backends.gpu.state_pool import SIDES, StatePool, state_bytes
 from embedllm.backends.ort.runtime import ort
 from embedllm.errors import DeviceError
@@ -50,12 +51,17 @@ class Holder(Protocol):
     position: int  # tokens held
     side: int  # of the states, where those lie that belong to them
 
+    @property
+    def rope_position(self) -> int:
+        """Where the next one stands: its row of the rotary tables."""
+        ...
+
 
 @dataclass(slots=True)
 class Step:
     """One token for each of some rows, everything in place: can be captured once, and replayed."""
 
-    given: DeviceBlock  # masks [width, length], then tokens [width]
+    given: DeviceBlock  # masks [width, length], then tokens and positions [width]
     width: int
     length: int
     binding: ort.IOBinding
@@ -68,6 +74,11 @@ class Step:
     def tokens(self) -> int:
         """Where the tokens are."""
         return self.given.address + self.width * self.length * _ITEM
+
+    @property
+    def positions(self) -> int:
+        """Where the rows of the rotary tables are, where a graph has them as an input."""
+        return self.tokens + self.width * _ITEM
 
 
 class KvPool:
@@ -95,6 +106,7 @@ class KvPool:
         }
         self.states = StatePool(engine, most)
         self._sized = [(region, self._slot_bytes[name]) for name, region in self._regions.items()] + self.states.regions
+        self.rotary = RotaryInputs(engine, capacity)
         self.row_bytes = decoder.vocabulary * item
         self._logits = DeviceBlock(memory, engine.max_batch * self.row_bytes)
         self._vocabulary = decoder.vocabulary
@@ -196,12 +208,13 @@ class KvPool:
                 slot = self.table.slot(owner)
                 self.states.copy(slot, side, self.states, slot, owner.side)
                 owner.side = side
-        counts = np.ones(width, np.int64)
-        for slot, owner in enumerate(self.table.owners(width)):
-            if owner is not None:
-                counts[slot] = owner.position + 1
+        owners = self.table.owners(width)
+        counts = np.array([1 if owner is None else owner.position + 1 for owner in owners], np.int64)
         step = self._step(width, int(counts.max()), side)
         self._memory.write(step.given.address, counts[:, None], to_pitch=step.length * _ITEM)
+        if self.rotary.has_positions:
+            positions = [0 if owner is None else owner.rope_position for owner in owners]
+            self._memory.write(step.positions, np.array(positions, np.int64))
         return step
 
     def give(self, step: Step, rows: Sequence[Holder], tokens: Sequence[int]) -> None:
@@ -233,7 +246,7 @@ class KvPool:
     def _step(self, width: int, end: int, side: int) -> Step:
         length = self._length(end)
         if (width, length, side) not in self._steps:
-            engine, size = self._engine, width * (length + 1) * _ITEM
+            engine, size = self._engine, width * (length + 2) * _ITEM
             given, binding = DeviceBlock(self._memory, size), self._bound(0, width, side)
             self._memory.zero(given.address, size)
             binding.bind_input("attention_mask", *engine.where, np.int64, (width, length), given.address)
@@ -244,7 +257,9 @@ class KvPool:
             graph_id = next(engine.graph_ids)
             options, not_waiting = engine.replaying(graph_id), engine.replaying(graph_id)
             not_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
-            self._steps[width, length, side] = Step(given, width, length, binding, options, not_waiting, graph_id)
+            step = Step(given, width, length, binding, options, not_waiting, graph_id)
+            self.rotary.bind_steps(binding, length, step.positions, width)
+            self._steps[width, length, side] = step
         return self._steps[width, length, side]
 
     def _length(self, end: int) -> int:

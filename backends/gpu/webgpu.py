@@ -119,7 +119,7 @@ class WebGpuEngine:
             self._session = self._load(path)
         try:
             self.images, self.images_unsupported = open_images(
-                package, graph, device, self.session, self._start_encoder, LOCK, moves_positions=True
+                package, graph, device, self.session, self._start_encoder, LOCK
             )
             if self.captures:
                 return

@@ -46,6 +46,8 @@ class GraphVariant:
     fuses_experts: bool = False  # one operator computes the experts of a layer: export/onnx/fused_experts.py
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     mrope: bool = False  # and rotary tables are, of sequences whose positions images have moved (M-RoPE)
+    # and positions of tokens are, where attention takes them: sequences step together, each with its own
+    position_ids: bool = False
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
     gives_hidden: bool = False  # hidden states are an output, for a draft head
     float_matrices: bool = (
@@ -70,7 +72,18 @@ class GraphVariant:
         """Whether its graph of a model has inputs for images."""
         if decoder.vision is None or not self.images or decoder.images_are_bidirectional != self.bidirectional:
             return False
+        if self.position_ids and decoder.is_recurrent:  # whose sequences do not step together
+            return decoder.rope.mrope is None
         return decoder.rope.mrope is None or self.mrope
+
+    def takes_positions(self, decoder: Decoder) -> bool:
+        """Whether its graph of a model has positions of tokens as an input.
+
+        CUDA's attention (ONNX Runtime 1.31) has a kernel that ignores them, unless it norms queries and keys, too.
+        """
+        if decoder.rope.mrope is None or not (self.position_ids and self.takes_images(decoder)):
+            return False
+        return all(each.q_norm is not None and each.k_norm is not None for each in decoder.attentions)
 
     def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
@@ -191,6 +204,8 @@ FLOAT16 = GraphVariant(
     recurrent=True,
     fuses_delta_nets=True,
     images=True,
+    mrope=True,
+    position_ids=True,
 )
 # for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
 GPU_FLOAT32 = replace(
@@ -201,7 +216,7 @@ GPU_FLOAT32 = replace(
     splits_qkv=True,
     fuses_delta_nets=False,
     reads_halves=False,
-    mrope=True,
+    position_ids=False,
 )
 WEBGPU_FLOAT16 = replace(
     FLOAT16,
@@ -209,7 +224,7 @@ WEBGPU_FLOAT16 = replace(
     file="model.webgpu.onnx",
     splits_qkv=True,
     fuses_delta_nets=False,
-    mrope=True,
+    position_ids=False,
     scatters_sums=False,
 )
 # what each value is for: docs/directml.md
@@ -226,6 +241,8 @@ DIRECTML = replace(
     recurrent=False,
     fuses_delta_nets=False,
     images=False,
+    mrope=False,
+    position_ids=False,
 )
 # for a browser's processor: docs/format.md#weightsfloat32
 WASM = replace(
@@ -269,6 +286,7 @@ VISION_VARIANTS = (VISION, VISION_FLOAT16, VISION_GPU_FLOAT32)  # those that are
 # by the decoder's graph that takes its features, on devices whose memory is not the host's
 VISION_ON_GPU = {
     FLOAT16.name: VISION_FLOAT16,
+    QMOE_FLOAT16.name: VISION_FLOAT16,
     WEBGPU_FLOAT16.name: VISION_FLOAT16,
     GPU_FLOAT32.name: VISION_GPU_FLOAT32,
 }
@@ -281,6 +299,7 @@ VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE,
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of draft heads, output of both
+POSITION_IDS = "position_ids"  # input: of each token the row of the rotary tables
 HIDDEN_FROM = "hidden_from"  # input: the first position whose hidden state is wanted, as logits_from
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
 VISION_OPENVINO = "vision-openvino"  # the variant of a vision encoder's OpenVINO model

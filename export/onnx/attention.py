@@ -71,7 +71,7 @@ class Attentions:
             return self.latents.attend(self.decoder.kv_number(index), attention, attention.mla, normed)
         graph = self.graph
         scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
-        tables, inside = ["", ""], ["", ""]
+        tables, rows, inside = ["", ""], "", ["", ""]
         number = self.decoder.kv_number(index)
         past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
         if attention.kv_from is not None:  # what layer has made them has them, new ones too
@@ -82,6 +82,7 @@ class Attentions:
             inputs = self.inputs(attention, normed)
             if attention.rope is not None and rotates_inside(attention, self.decoder):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
+                rows = self.positions if self.variant.takes_positions(self.decoder) else ""
             if self.variant.bidirectional:
                 attributes["causal"] = 0
             elif attention.window is not None:
@@ -107,7 +108,7 @@ class Attentions:
         output = graph.named("context" if attention.mla is None else "context.filled_up")
         graph.node(
             "GroupQueryAttention",
-            [*inputs, *past, *self.lengths, *tables, "", bias, sinks, *scales, *inside],
+            [*inputs, *past, *self.lengths, *tables, rows, bias, sinks, *scales, *inside],
             [output, *present],
             graph.named("attention"),
             MICROSOFT,

@@ -40,7 +40,7 @@ from embedllm.package.architecture import (
     PerLayerEmbedding,
     PerLayerInput,
 )
-from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, GraphVariant
+from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, POSITION_IDS, GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import ROPE_TABLES, scale_name
 from embedllm.package.wasm_floats import float_spans
@@ -107,10 +107,9 @@ class _Emitter:
             graph.default("logits_from", -1)
             if self.variant.gives_hidden:
                 graph.default(HIDDEN_FROM, -1)
-            reads_positions = keeps_latent or _reads_positions(decoder, self.variant)  # which is rotated outside
-            lengths, positions = self.lengths(), self.positions() if reads_positions else ""
+            lengths, positions = self.lengths(), self.given_or_computed_positions(decoder, keeps_latent)
         else:
-            lengths, positions = ["seqlens_k", "total_sequence_length"], "position_ids"
+            lengths, positions = ["seqlens_k", "total_sequence_length"], POSITION_IDS
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
         graph.scope = "embedding"
         hidden, residual = self.embedding(decoder, positions), ""
@@ -352,6 +351,13 @@ class _Emitter:
         total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
         return [graph.op("Cast", [name], f"{name}.int32", to=TensorProto.INT32) for name in (last, total)]
 
+    def given_or_computed_positions(self, decoder: Decoder, keeps_latent: bool) -> str:
+        """Positions of the new tokens, [B, T]; empty where nothing reads them."""
+        if self.variant.takes_positions(decoder):
+            return POSITION_IDS
+        # a latent's part with RoPE is rotated outside of attention
+        return self.positions() if keeps_latent or _reads_positions(decoder, self.variant) else ""
+
     def positions(self) -> str:
         """Places of the new tokens in their sequences, [B, T].
 
@@ -405,12 +411,14 @@ def _signature(
     inputs = [_info("input_ids", integer, ["batch", "tokens"])]
     if variant.lengths_from_mask:
         inputs += [_info("attention_mask", integer, ["batch", "total"])]
+        if variant.takes_positions(decoder):
+            inputs += [_info(POSITION_IDS, integer, ["batch", "tokens"])]
         selector = [_info("logits_from", integer, [1])]
         # 1: onnxruntime-genai makes room for every position of a prompt unless this says that only the last one comes
         logits_count, before = 1, "past"
     else:
         inputs += [
-            _info("position_ids", integer, ["batch", "tokens"]),
+            _info(POSITION_IDS, integer, ["batch", "tokens"]),
             _info("seqlens_k", TensorProto.INT32, ["batch"]),
             _info("total_sequence_length", TensorProto.INT32, [1]),
         ]

@@ -1,6 +1,7 @@
 """Positions of tokens of images (M-RoPE): by hand, and in sequences that are fed, rewound, kept and run together.
 
 On GPUs: .ci/lavapipe.sh pytest -m webgpu tests/backends/test_mrope.py
+On one of NVIDIA's: pytest -m gpu tests/backends/test_mrope.py
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 import embedllm
 from embedllm import Cancel, Model
 from embedllm.backends.base import FeedsAll, MovesState, PlacesImages, VisionEncoder
+from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.unbatched_session import UnbatchedSession
 from embedllm.backends.images import ImageFeatures, image_ids, images_of, place_images
 from embedllm.backends.mrope import ImagePlaces
@@ -45,6 +47,7 @@ CASES = (
     *(pytest.param(Case(device), id=device) for device in ("cpu", "openvino")),
     pytest.param(Case("webgpu"), id="webgpu, float32", marks=pytest.mark.webgpu),
     pytest.param(Case("webgpu", exact=False, tolerance=HALF), id="webgpu, float16", marks=pytest.mark.webgpu),
+    pytest.param(Case("cuda", exact=False, tolerance=HALF), id="cuda", marks=pytest.mark.gpu),
 )
 WIDE, TALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1)
 PROMPT: tuple[DynamicImage | list[int], ...] = ([5, 6], WIDE, [7], TALL, [8, 9, 10])
@@ -329,7 +332,7 @@ def test_a_feed_that_failed_leaves_no_positions(
 
     def stepped() -> np.ndarray:
         session = llm.runner.engine.open()
-        if not isinstance(session, OrtSession | UnbatchedSession):
+        if not isinstance(session, OrtSession | UnbatchedSession | ResidentSession):
             pytest.skip("its runs are fed otherwise")
         session.feed(ids[:2])
         with monkeypatch.context() as patch:
@@ -341,12 +344,6 @@ def test_a_feed_that_failed_leaves_no_positions(
         return np.asarray(row)
 
     assert_close(llm.runner.call(stepped), expected, case.tolerance)
-
-
-def test_cuda_takes_text_only(package: Path) -> None:
-    graph = open_package(package).graph("generic-float16")
-    assert graph is not None
-    assert b"image_features" not in (package / graph.file).read_bytes()
 
 
 @pytest.mark.slow
