@@ -33,11 +33,10 @@ from embedllm.package.graph_variants import (
     FUSED,
     HIDDEN,
     HIDDEN_QMOE,
-    IMAGES,
+    IMAGES_VARIANTS,
     MTP,
     OPENVINO,
     VARIANTS,
-    VISION_ON_GPU,
     VISION_OPENVINO,
     VISION_VARIANTS,
     GraphVariant,
@@ -58,12 +57,11 @@ _OF_VISION = (
     *(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VISION_VARIANTS),
     Graph(file=openvino_vision.FILE, variant=VISION_OPENVINO, activations="float32"),
 )
-_NAMES_ON_GPU = {variant.name for variant in VISION_ON_GPU.values()}
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
-_OF_IMAGES = Graph(file=IMAGES.file, variant=IMAGES.name, activations=IMAGES.activations)
+_OF_IMAGES = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in IMAGES_VARIANTS)
 _OF_HEADS = (HIDDEN, EAGLE_HIDDEN, MTP, EAGLE, *FUSED.values())
 _OF_EXPERTS = {variant.name for variant in (*VARIANTS, *_OF_HEADS) if variant.fuses_experts}
-_GRAPHS = (*_OF_TEXT, _OF_IMAGES, *_OF_VISION)
+_GRAPHS = (*_OF_TEXT, *_OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 # of a model without experts and vision encoder
 NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in _OF_EXPERTS)
@@ -96,7 +94,7 @@ def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, .
 
 def described(graph: Graph, decoder: Decoder, packing: Mapping[str, Packing]) -> Graph:
     """A graph's entry with what its KV of this model holds."""
-    known = (*VARIANTS, IMAGES, *CALIBRATED, *_OF_HEADS)
+    known = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *_OF_HEADS)
     variant = next((one for one in known if one.name == graph.variant), None)
     is_latent = variant is not None and variant.keeps_latent(decoder, packing)
     return dataclasses.replace(graph, kv=LATENT if is_latent else "")
@@ -108,7 +106,7 @@ def build(variant_name: str, model: Model) -> bytes:
         return openvino_model.build(model.decoder, model.layout, model.packing)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
-    known = (*VARIANTS, IMAGES, *VISION_VARIANTS, *_OF_HEADS)
+    known = (*VARIANTS, *IMAGES_VARIANTS, *VISION_VARIANTS, *_OF_HEADS)
     return _onnx(next(variant for variant in known if variant.name == variant_name), model)
 
 
@@ -168,10 +166,8 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
 def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Packing]) -> str:
     """Why a model cannot have a variant; empty when it can."""
     if variant_name in _NAMES_OF_VISION:
-        if decoder.images_are_bidirectional and variant_name in _NAMES_ON_GPU:
-            return "GPUs take no images whose tokens attend to one another"
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
-    described = (*VARIANTS, IMAGES, *CALIBRATED, *FUSED.values())
+    described = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *FUSED.values())
     reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
     if not reason and variant_name in _OF_EXPERTS and not fuses_experts(decoder, packing):
         return "its experts are not stored in integers that ONNX Runtime's QMoE takes"

@@ -23,6 +23,7 @@ from embedllm.package.graph_variants import (
     DIRECTML,
     FLOAT32,
     IMAGES,
+    IMAGES_ON_GPU,
     OPENVINO,
     QMOE,
     VARIANTS,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 _OF_VISION = (*(variant.name for variant in VISION_VARIANTS), VISION_OPENVINO)
+_ON_GPU = {variant.name for variant in IMAGES_ON_GPU.values()}
 _TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
 _ROWS = 16  # of an image's features among them
 _SEED = 20261121
@@ -97,6 +99,8 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
             results[graph.file] = _measure_vision(package, graph, seen)
         elif seen is not None and graph.variant == IMAGES.name:
             results[graph.file] = _measure_image(package, engine, seen, tokens)
+        elif graph.variant in _ON_GPU:
+            results[graph.file] = {"not_run": "it reads images only, beside a graph that GPUs run"}
         else:
             results[graph.file] = _measure(package, graph, tokens, reference)
         on_progress(Progress("verify", 2 + index, 1 + len(package.graphs)))

@@ -6,6 +6,7 @@ and captured steps never have anything bound to them, and stay as they are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,10 +14,10 @@ import numpy as np
 
 from embedllm.backends.base import Unsupported
 from embedllm.backends.gpu.device_memory import DeviceBlock
-from embedllm.backends.images import FIRST_ID, ImageFeatures
-from embedllm.backends.ort.runtime import check_assignments, ort
+from embedllm.backends.images import FIRST_ID, ImageFeatures, text_and_images
+from embedllm.backends.ort.runtime import HEAVY, check_assignments, load_errors, ort
 from embedllm.backends.ort.vision import OrtVision
-from embedllm.package.graph_variants import VISION_ON_GPU
+from embedllm.package.graph_variants import IMAGES_ON_GPU, VISION_ON_GPU
 from embedllm.package.rope import tables
 from embedllm.package.tensors import ROPE_TABLES
 
@@ -74,12 +75,11 @@ def open_images(
         return None, None
     if package.decoder.is_recurrent:
         return None, RECURRENT_UNSUPPORTED
-    if package.decoder.images_are_bidirectional:
-        return None, Unsupported("tokens of its images attend to one another", "use the device 'cpu' or 'openvino'")
-    variant = VISION_ON_GPU[graph.variant]
+    variant, is_bidirectional = VISION_ON_GPU[graph.variant], package.decoder.images_are_bidirectional
     needed = {FEATURES, *(ROPE_TABLES if package.decoder.rope.mrope is not None else ())}
-    lacking = [] if needed <= _overridable(session) else [graph.variant]
-    lacking += [] if package.graph(variant.name) else [variant.name]
+    others = [variant.name, *([IMAGES_ON_GPU[graph.variant].name] if is_bidirectional else ())]
+    lacking = [] if is_bidirectional or needed <= _overridable(session) else [graph.variant]
+    lacking += [name for name in others if package.graph(name) is None]
     if lacking:
         commands = " and ".join(f"embedllm graph {package.folder} --variant {name}" for name in lacking)
         return None, Unsupported("its folder was written by a version without images there", f"run {commands}")
@@ -91,7 +91,43 @@ def open_images(
 
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", "-1")  # of no captured graph
-    return ImageFeatures(lambda: OrtVision(package, variant, started, lock=lock, options=options)), None
+    return ImageFeatures(
+        lambda: OrtVision(package, variant, started, lock=lock, options=options), bidirectional=is_bidirectional
+    ), None
+
+
+class ImageDecoder:
+    """The graph that reads an image whose tokens attend to one another, into the KV of the graph of all else.
+
+    It is opened for the first image. Its weights are in the device's memory once more.
+    """
+
+    def __init__(
+        self, package: Package, text: Graph, device: Device, start: Callable[[str], ort.InferenceSession]
+    ) -> None:
+        """text: the graph of all else. start: makes a session of a file, which records its assignments."""
+        self._package, self._text, self._device, self._start = package, text, device, start
+        self._session: ort.InferenceSession | None = None
+
+    def session(self) -> ort.InferenceSession:
+        """Raises DeviceError."""
+        if self._session is None:
+            graph = self._package.graph(IMAGES_ON_GPU[self._text.variant].name)
+            assert graph is not None  # or the engine takes no images
+            path = self._package.folder / graph.file
+            with load_errors(path):
+                found = self._start(os.fspath(path))
+            check_assignments(found, HEAVY, self._device, "use another device for images")
+            self._session = found
+        return self._session
+
+    def close(self) -> None:
+        self._session = None
+
+
+def pieces_of(tokens: Sequence[int], images: ImageFeatures | None) -> list[Sequence[int]]:
+    """What is fed in runs of their own: an image whose tokens attend to one another has another graph."""
+    return text_and_images(tokens) if images is not None and images.bidirectional else [tokens]
 
 
 class SequenceTables:

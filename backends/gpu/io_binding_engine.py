@@ -20,7 +20,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, BatchRow, Device
 from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceBlock
-from embedllm.backends.gpu.images import bind_images, open_images
+from embedllm.backends.gpu.images import ImageDecoder, bind_images, is_image, open_images
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
@@ -96,8 +96,9 @@ class ResidentEngine:
         self._ahead: _Ahead | None = None
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         self.images, self.images_unsupported = open_images(
-            package, graph, device, self._session, lambda path: self._started(path, captures=False), self.lock
+            package, graph, device, self._session, self._start_beside, self.lock
         )
+        self.image_decoder = ImageDecoder(package, graph, device, self._start_beside)
         self.memory = memory = self.open_memory()
         vocabulary = package.decoder.vocabulary
         has_heads = self.reduces and vocabulary < LARGEST_VOCABULARY
@@ -116,6 +117,9 @@ class ResidentEngine:
     def _load(self, path: Path) -> ort.InferenceSession:
         with load_errors(path):
             return self._started(os.fspath(path), captures=self.captures)
+
+    def _start_beside(self, path: str) -> ort.InferenceSession:
+        return self._started(path, captures=False)
 
     def _started(self, path: str, *, captures: bool) -> ort.InferenceSession:
         with self.lock:
@@ -146,6 +150,7 @@ class ResidentEngine:
             self.memory.synchronize()
             if self.images is not None:
                 self.images.close()
+            self.image_decoder.close()
             for pool in self._pools.values():
                 pool.close()
             self._pools.clear()
@@ -173,8 +178,8 @@ class ResidentEngine:
 
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
         """One token for each of 1 to max_batch sessions."""
-        if any(_steps_alone(row) for row in rows):
-            return self._run_alone(rows)
+        if any(is_image(row.tokens[0]) for row in rows):
+            return self._run_with_images(rows)
         with self.lock, device_errors(self.device):
             sessions: list[ResidentSession] = []
             for session, tokens in rows:
@@ -194,10 +199,10 @@ class ResidentEngine:
             logits = {session: run.row(index) for index, session in enumerate(by_place)}
             return [logits[session] for session in sessions]
 
-    def _run_alone(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
-        """As run_batch, where some have inputs that steps lack: each of these in a run of its own, not captured."""
+    def _run_with_images(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """As run_batch, where tokens are ids of images: each of these in a run of its own, which is not captured."""
         positions = {row.session: row.session.position for row in rows}
-        text = [row for row in rows if not _steps_alone(row)]
+        text = [row for row in rows if not is_image(row.tokens[0])]
         logits: dict[Session, Logits] = {}
         try:
             if text:
@@ -215,21 +220,26 @@ class ResidentEngine:
         """All tokens but the last of each in runs of several, padded to the longest, and the last ones as a step.
 
         So the logits of rows of different lengths come from a captured step; those of the padded run are not used.
+        Some prompts with images are read alone.
         """
+        logits: dict[Session, Logits] = {}
         with self.lock, device_errors(self.device):
             sessions = {session: tokens for session, tokens in rows if isinstance(session, ResidentSession)}
             for session, tokens in sessions.items():
                 session.reserve_for(tokens)
             try:
                 for session, tokens in sessions.items():
-                    if session.reads_alone(tokens[:-1]):
-                        session.feed(tokens[:-1])
-                others = [session for session in sessions if not session.position]
+                    if session.reads_alone(tokens):
+                        logits[session] = session.feed(tokens)
+                others = [session for session in sessions if session not in logits]
                 for pool, found in _by_pool(others).items():
                     own = sorted((others[row] for row in found), key=pool.table.slot)
                     for start, stop in runs([pool.table.slot(session) for session in own]):
                         self._read_beside(pool, own[start:stop], sessions)
-                return self.run_batch([BatchRow(session, tokens[-1:]) for session, tokens in rows])
+                if others:
+                    steps = [BatchRow(session, sessions[session][-1:]) for session in others]
+                    logits |= zip(others, self.run_batch(steps), strict=True)
+                return [logits[row.session] for row in rows]
             except BaseException:
                 for session in sessions:
                     session.rewind(0)
@@ -330,11 +340,6 @@ class ResidentEngine:
                 pool.give_later(step, own, tokens + rows[start] * _TOKEN_BYTES)
             self._run(step)
         self._ahead = _Ahead(run, {session: (row, session.version) for row, session in enumerate(sessions)})
-
-
-def _steps_alone(row: BatchRow) -> bool:
-    assert isinstance(row.session, ResidentSession)
-    return row.session.steps_alone(row.tokens[0])
 
 
 def _by_pool(sessions: Sequence[ResidentSession]) -> dict[KvPool, list[int]]:

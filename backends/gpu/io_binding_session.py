@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.gpu.device_logits import BEST, LogitsBoard, RunLogits
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceMemory, DeviceState, new_arrays
-from embedllm.backends.gpu.images import bind_images, is_image
+from embedllm.backends.gpu.images import ImageDecoder, bind_images, is_image, pieces_of
 from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.runtime import device_errors, feed_errors, ort
@@ -45,6 +45,7 @@ class SessionHost(Protocol):
     mask: DeviceBlock  # zeros behind the first
     prompts: LogitsBoard  # of the latest prompt
     images: ImageFeatures | None  # None: it takes text only
+    image_decoder: ImageDecoder  # for images whose tokens attend to one another
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -58,6 +59,14 @@ class SessionHost(Protocol):
         ...
 
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]: ...
+
+
+class _Prompt(NamedTuple):
+    """A run that appends tokens."""
+
+    session: ort.InferenceSession
+    binding: ort.IOBinding
+    end: int  # the position behind them
 
 
 class ResidentSession:
@@ -101,7 +110,7 @@ class ResidentSession:
         self._check(tokens)
         if self._stopping:
             raise Interrupted
-        if len(tokens) == 1 and self.position and not self.steps_alone(tokens[0]):
+        if len(tokens) == 1 and self.position and not is_image(tokens[0]):
             return self._engine.run_batch([BatchRow(self, tokens)])[0]
         engine = self._engine
         with engine.lock, device_errors(engine.device), self._placed():
@@ -109,10 +118,13 @@ class ResidentSession:
             self._note_fed()
             run = RunLogits(engine.prompts, [self])
             engine.prompts.replace(run)
-            binding = self._bound(tokens, _LAST)
             shape = (1, 1, self._decoder.vocabulary)
-            binding.bind_output("logits", *engine.where, engine.dtype, shape, engine.prompts.address)
-            self._run(binding, self._without_waiting, self.position + len(tokens))
+            for piece in pieces_of(tokens, engine.images):
+                prompt = self._bound(piece, _LAST)
+                prompt.binding.bind_output("logits", *engine.where, engine.dtype, shape, engine.prompts.address)
+                # of another graph, memory of the host may still be needed when its session is closed
+                is_own = prompt.session is engine.session
+                self._run(prompt, self._without_waiting if is_own else engine.replaying(None))
             return run.row(0)
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
@@ -121,10 +133,13 @@ class ResidentSession:
         with engine.lock, device_errors(engine.device), self._placed():
             self.reserve_for(tokens)
             self._note_fed()
-            binding = self._bound(tokens, _ALL)
-            binding.bind_output("logits")
-            self._run(binding, engine.replaying(None), self.position + len(tokens))
-            return binding.get_outputs()[-1].numpy()[0].astype(np.float32)  # bound last
+            rows: list[np.ndarray] = []
+            for piece in pieces_of(tokens, engine.images):
+                prompt = self._bound(piece, _ALL)
+                prompt.binding.bind_output("logits")
+                self._run(prompt, engine.replaying(None))
+                rows.append(prompt.binding.get_outputs()[-1].numpy()[0].astype(np.float32))  # bound last
+            return np.concatenate(rows)
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -146,13 +161,11 @@ class ResidentSession:
         """Where the next token stands, one of text."""
         return self._places.position(self.position) if self._places else self.position
 
-    def steps_alone(self, token: int) -> bool:
-        """Whether a step of that token takes inputs that captured steps do not have."""
-        return is_image(token) or (bool(self._places) and not self.pool.rotary.has_positions)
-
     def reads_alone(self, tokens: Sequence[int]) -> bool:
-        """Whether a prompt of these has rotary tables of its own."""
-        return self._places is not None and any(map(is_image, tokens))
+        """Whether a prompt of these has rotary tables of its own, or runs of another graph."""
+        images = self._engine.images
+        is_apart = self._places is not None or (images is not None and images.bidirectional)
+        return is_apart and any(map(is_image, tokens))
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop
@@ -258,22 +271,27 @@ class ResidentSession:
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
-        """The images of a feed that fails are forgotten, or steps behind it would have positions behind these."""
+        """All of a feed, or nothing, nor its images: steps behind it would have positions behind these."""
+        start = self.position
         try:
             yield
         except BaseException:
+            self.position = start
             if self._places is not None:
                 self._places.rewind(self.position)
             raise
 
-    def _bound(self, tokens: Sequence[int], logits_from: ort.OrtValue) -> ort.IOBinding:
-        """A binding that appends these tokens; its logits are to be bound yet."""
+    def _bound(self, tokens: Sequence[int], logits_from: ort.OrtValue) -> _Prompt:
+        """What appends these tokens; its logits are to be bound yet."""
         engine, end, found = self._engine, self.position + len(tokens), self.take_images(tokens)
+        session = engine.session
         self.put_images(self.position, tokens)
         if found is None:
             binding = self.pool.several(self)
         else:
-            binding, tokens = self.pool.with_images(self), found.tokens.tolist()
+            if engine.images is not None and engine.images.bidirectional:
+                session = engine.image_decoder.session()
+            binding, tokens = self.pool.with_images(self, session), found.tokens.tolist()
         seen = None if found is None else bind_images(engine, binding, [found])
         self._inputs = seen, self.pool.rotary.bind_prompt(binding, self.position, end, self._places)
         engine.memory.write(engine.tokens.address, np.array(tokens, np.int64))
@@ -281,17 +299,17 @@ class ResidentSession:
         binding.bind_input("input_ids", *engine.where, np.int64, (1, len(tokens)), engine.tokens.address)
         binding.bind_input("attention_mask", *engine.where, np.int64, (1, end), engine.mask.address)
         binding.bind_ortvalue_input("logits_from", logits_from)
-        return binding
+        return _Prompt(session, binding, end)
 
-    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
-        """Appends what is bound, up to `end`. Raises Interrupted or DeviceError, and then has appended nothing."""
+    def _run(self, prompt: _Prompt, options: ort.RunOptions) -> None:
+        """Appends what is bound. Raises Interrupted or DeviceError, and then has appended nothing."""
         self._options = options
         options.terminate = self._stopping
         if self._stopping:
             raise Interrupted
         with feed_errors(self.position, lambda: self._stopping):
-            self._engine.session.run_with_iobinding(binding, options)
-        self._note_appended(end - self.position)
+            prompt.session.run_with_iobinding(prompt.binding, options)
+        self._note_appended(prompt.end - self.position)
 
     def _reserve(self, tokens: int) -> None:
         """A slot with room for that many tokens."""

@@ -169,9 +169,9 @@ class KvPool:
             self._several[slot, owner.side] = self._bound(slot, 1, owner.side)
         return self._several[slot, owner.side]
 
-    def with_images(self, owner: Holder) -> ort.IOBinding:
-        """As several(), for one run with inputs of images, which other runs have to do without."""
-        return self._bound(self.table.slot(owner), 1, owner.side)
+    def with_images(self, owner: Holder, session: ort.InferenceSession) -> ort.IOBinding:
+        """As several(), for one run with inputs of images, which other runs have to do without; of that graph."""
+        return self._bound(self.table.slot(owner), 1, owner.side, session)
 
     def beside(self, slot: int, rows: int) -> ort.IOBinding:
         """A binding for any number of tokens of each of these slots, from that one on; its logits are of no use.
@@ -212,7 +212,7 @@ class KvPool:
         counts = np.array([1 if owner is None else owner.position + 1 for owner in owners], np.int64)
         step = self._step(width, int(counts.max()), side)
         self._memory.write(step.given.address, counts[:, None], to_pitch=step.length * _ITEM)
-        if self.rotary.has_positions:
+        if self.rotary.are_inputs:
             positions = [0 if owner is None else owner.rope_position for owner in owners]
             self._memory.write(step.positions, np.array(positions, np.int64))
         return step
@@ -269,10 +269,13 @@ class KvPool:
             length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
         return min(length, self.capacity)
 
-    def _bound(self, slot: int, rows: int, side: int) -> ort.IOBinding:
-        """A binding whose past and present are the same slots, from that one on, and of states the two sides."""
+    def _bound(self, slot: int, rows: int, side: int, session: ort.InferenceSession | None = None) -> ort.IOBinding:
+        """A binding whose past and present are the same slots, from that one on, and of states the two sides.
+
+        session: None: the engine's.
+        """
         engine = self._engine
-        binding = engine.session.io_binding()
+        binding = (session or engine.session).io_binding()
         for name, shape in self.shapes.items():
             place = (*engine.where, engine.dtype, (rows, *shape), self.address(name, slot))
             binding.bind_input(f"past_key_values.{name}", *place)

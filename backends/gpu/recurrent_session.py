@@ -42,11 +42,20 @@ class RecurrentSession(UnbatchedSession):
         super().close()
         self._states.close()
 
-    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
-        binding = super()._bind(buffers, tokens, logits_from=logits_from)
+    def _bind(
+        self,
+        buffers: Buffers,
+        tokens: Sequence[int],
+        *,
+        logits_from: int,
+        session: ort.InferenceSession | None = None,
+    ) -> ort.IOBinding:
+        binding = super()._bind(buffers, tokens, logits_from=logits_from, session=session)
         self._states.bind(binding)
         return binding
 
-    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
-        super()._run(binding, options, end)
+    def _run(
+        self, binding: ort.IOBinding, options: ort.RunOptions, end: int, session: ort.InferenceSession | None = None
+    ) -> None:
+        super()._run(binding, options, end, session)
         self._states.advance()

@@ -165,15 +165,17 @@ class DeviceSession(Generic[B]):
             raise Interrupted
         return self._reserve(self.position + len(tokens))
 
-    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
+    def _run(
+        self, binding: ort.IOBinding, options: ort.RunOptions, end: int, session: ort.InferenceSession | None = None
+    ) -> None:
         """Appends what is bound, up to that position. Raises Interrupted or DeviceError, and then has appended nothing.
 
-        Called with the engine's lock held.
+        session: of another graph than the engine's. Called with the engine's lock held.
         """
         self._running = options
         options.terminate = self._stopping
         with feed_errors(self.position, lambda: self._stopping):
-            self._engine.session.run_with_iobinding(binding, options)
+            (session or self._engine.session).run_with_iobinding(binding, options)
         self.position = end
 
     def _reserve(self, tokens: int) -> B:

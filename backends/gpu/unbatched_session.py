@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_room, check_span, check_state
-from embedllm.backends.gpu.images import FEATURES, POSITIONS, SequenceTables, image_arrays, takes_tables
+from embedllm.backends.gpu.images import (
+    FEATURES,
+    POSITIONS,
+    ImageDecoder,
+    SequenceTables,
+    image_arrays,
+    is_image,
+    pieces_of,
+    takes_tables,
+)
 from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, empty_kv
 from embedllm.backends.gpu.webgpu_kv import GpuState, KvCopier, host_parts
 from embedllm.backends.mrope import open_places
@@ -63,6 +73,11 @@ class Gpu(DeviceEngine[Buffers], Protocol):
     copier: KvCopier | None  # None: KV is copied through the host
     images: ImageFeatures | None  # None: it takes text only
 
+    @property
+    def image_decoder(self) -> ImageDecoder | None:
+        """For images whose tokens attend to one another."""
+        ...
+
 
 class UnbatchedSession(DeviceSession[Buffers]):
     """One sequence. A step appends in place."""
@@ -78,10 +93,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
         buffers = self._prepare(tokens)
         with self._whole():
             for piece in self._pieces(tokens):
-                with self._gpu.lock:
-                    binding = self._bind(buffers, piece, logits_from=-1)
-                    binding.bind_ortvalue_output("logits", buffers.logits)
-                    self._run(binding, self._running, self.position + len(piece))
+                self._run_piece(buffers, piece, self._running)
         return NumpyLogits(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
@@ -89,11 +101,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
         rows: list[np.ndarray] = []
         with self._whole():
             for piece in self._pieces(tokens):
-                with self._gpu.lock:
-                    binding = self._bind(buffers, piece, logits_from=0)
-                    binding.bind_output("logits")
-                    self._run(binding, self._running, self.position + len(piece))
-                    found = binding.get_outputs()[-1].numpy()  # bound last
+                found = self._run_piece(buffers, piece, self._running, is_all=True)
                 rows.append(found[0].astype(np.float32, copy=False))
         return np.concatenate(rows)
 
@@ -140,8 +148,32 @@ class UnbatchedSession(DeviceSession[Buffers]):
                 copier.write(list(new.kv.values()), 0, parts)
 
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
-        """What attention takes at once, one after the other."""
-        return [tokens[at : at + self._gpu.chunk] for at in range(0, len(tokens), self._gpu.chunk)]
+        """What attention takes at once, one after the other; an image whose tokens attend to one another is one."""
+        found: list[Sequence[int]] = []
+        for part in pieces_of(tokens, self._images):
+            size = len(part) if self._is_whole_image(part) else self._gpu.chunk
+            found += [part[at : at + size] for at in range(0, len(part), size)]
+        return found
+
+    def _is_whole_image(self, tokens: Sequence[int]) -> bool:
+        """Whether these are what another graph reads."""
+        return self._images is not None and self._images.bidirectional and is_image(tokens[0])
+
+    def _run_piece(
+        self, buffers: Buffers, tokens: Sequence[int], options: ort.RunOptions, *, is_all: bool = False
+    ) -> np.ndarray:
+        """Appends tokens. The logits of the last one are in the buffers then; or it gives those of all."""
+        with self._gpu.lock:
+            decoder = self._gpu.image_decoder if self._is_whole_image(tokens) else None
+            session = None if decoder is None else decoder.session()
+            bind = self._bind if session is None else partial(UnbatchedSession._bind, self, session=session)
+            binding = bind(buffers, tokens, logits_from=0 if is_all else -1)
+            if is_all:
+                binding.bind_output("logits")
+            else:
+                binding.bind_ortvalue_output("logits", buffers.logits)
+            self._run(binding, options, self.position + len(tokens), session)
+            return binding.get_outputs()[-1].numpy() if is_all else np.empty(0)  # bound last
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -155,12 +187,19 @@ class UnbatchedSession(DeviceSession[Buffers]):
                 self._places.rewind(start)  # or steps behind it would have positions of images that are not there
             raise
 
-    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
-        """A binding that appends these tokens; its logits are to be bound yet."""
+    def _bind(
+        self,
+        buffers: Buffers,
+        tokens: Sequence[int],
+        *,
+        logits_from: int,
+        session: ort.InferenceSession | None = None,
+    ) -> ort.IOBinding:
+        """A binding that appends these tokens; its logits are to be bound yet. session: of another graph."""
         end = self.position + len(tokens)
         # on the host, which makes lengths of it
         given = {"attention_mask": np.ones((1, end), np.int64), "logits_from": np.array([logits_from], np.int64)}
-        return self._bind_inputs(buffers, tokens, given)
+        return self._bind_inputs(buffers, tokens, given, session)
 
     def rewind(self, position: int) -> None:
         super().rewind(position)
@@ -177,7 +216,11 @@ class UnbatchedSession(DeviceSession[Buffers]):
             buffers.tables.fit(self._places)
 
     def _bind_inputs(
-        self, buffers: Buffers, tokens: Sequence[int], given: dict[str, NDArray[np.generic]]
+        self,
+        buffers: Buffers,
+        tokens: Sequence[int],
+        given: dict[str, NDArray[np.generic]],
+        session: ort.InferenceSession | None = None,
     ) -> ort.IOBinding:
         """A binding with these tokens, their images and what else is given."""
         found = None if self._images is None else self._images.take(tokens, lambda: self._stopping)
@@ -185,7 +228,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
         self.put_images(self.position, tokens)
         self._fit_tables(buffers)
         if found is not None:
-            binding, ids = bound_to(buffers.kv, self._gpu.session), found.tokens
+            binding, ids = bound_to(buffers.kv, session or self._gpu.session), found.tokens
             buffers.bind_tables(binding)
             arrays = image_arrays(found.features, [(0, place) for place in found.places], self._gpu.dtype)
             given |= dict(zip((FEATURES, POSITIONS), arrays, strict=True))

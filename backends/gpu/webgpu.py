@@ -22,7 +22,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
-from embedllm.backends.gpu.images import open_images
+from embedllm.backends.gpu.images import ImageDecoder, open_images
 from embedllm.backends.gpu.recurrent_session import RecurrentSession
 from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
@@ -111,6 +111,7 @@ class WebGpuEngine:
         self.copier = self._start_copier()
         self.images: ImageFeatures | None = None
         self.images_unsupported: Unsupported | None = None
+        self.image_decoder = ImageDecoder(package, graph, device, lambda path: start(path, recording_options()))
         self._session: ort.InferenceSession | None = None
         path = package.folder / graph.file
         if self.captures:
@@ -147,6 +148,7 @@ class WebGpuEngine:
         self._session = self.copier = None
         if self.images is not None:
             self.images.close()
+        self.image_decoder.close()
 
     def replaying(self, graph_id: int | None) -> ort.RunOptions:
         options = ort.RunOptions()

@@ -49,6 +49,7 @@ class GraphVariant:
     # and positions of tokens are, where attention takes them: sequences step together, each with its own
     position_ids: bool = False
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
+    appends_only: bool = False  # GroupQueryAttention does, and plain operators attend: export/onnx/image_attention.py
     gives_hidden: bool = False  # hidden states are an output, for a draft head
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
@@ -77,13 +78,8 @@ class GraphVariant:
         return decoder.rope.mrope is None or self.mrope
 
     def takes_positions(self, decoder: Decoder) -> bool:
-        """Whether its graph of a model has positions of tokens as an input.
-
-        CUDA's attention (ONNX Runtime 1.31) has a kernel that ignores them, unless it norms queries and keys, too.
-        """
-        if decoder.rope.mrope is None or not (self.position_ids and self.takes_images(decoder)):
-            return False
-        return all(each.q_norm is not None and each.k_norm is not None for each in decoder.attentions)
+        """Whether its graph of a model has positions of tokens as an input."""
+        return self.position_ids and decoder.rope.mrope is not None and self.takes_images(decoder)
 
     def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
@@ -294,6 +290,33 @@ STATEFUL = (
     "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/package/external/openvino_folder.py
 )
 GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embedllm/package/external/genai_pipeline.py
+# the same for CUDA, and for WebGPU, whose attention is causal (0.4.0)
+IMAGES_FLOAT16 = replace(
+    FLOAT16,
+    name="images-float16",
+    file="model.images.fp16.onnx",
+    norm_in_attention=False,
+    recurrent=False,
+    bidirectional=True,
+)
+IMAGES_WEBGPU_FLOAT16 = replace(
+    IMAGES_FLOAT16, name="images-webgpu-float16", file="model.images.webgpu.onnx", appends_only=True
+)
+IMAGES_GPU_FLOAT32 = replace(
+    IMAGES_WEBGPU_FLOAT16,
+    name="images-gpu-float32",
+    file="model.images.fp32.onnx",
+    activations="float32",
+    reads_halves=False,
+)
+IMAGES_VARIANTS = (IMAGES, IMAGES_FLOAT16, IMAGES_GPU_FLOAT32, IMAGES_WEBGPU_FLOAT16)
+# by the decoder's graph of text, as VISION_ON_GPU
+IMAGES_ON_GPU = {
+    FLOAT16.name: IMAGES_FLOAT16,
+    QMOE_FLOAT16.name: IMAGES_FLOAT16,
+    WEBGPU_FLOAT16.name: IMAGES_WEBGPU_FLOAT16,
+    GPU_FLOAT32.name: IMAGES_GPU_FLOAT32,
+}
 # in the order of an export and its manifest
 VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one

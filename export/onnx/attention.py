@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, MICROSOFT, Graph
+from embedllm.export.onnx.image_attention import attend_plainly
 from embedllm.export.onnx.latent_attention import LatentAttentions
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mla import latent_qkv, latent_values
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-KV_PREFIXES = ("past_key_values", "present")
-_HIDDEN = -3e38  # added to the score of a key that is not seen
+_HIDDEN = {"float32": -3e38, "float16": -3e4}  # added to the score of a key that is not seen
 _FUSED = Packing(bits=4)
 _ROTARY_MULTIPLE = 16  # dimensions: GroupQueryAttention rotates, of heads of a multiple of these, only such a multiple
 
@@ -69,6 +69,9 @@ class Attentions:
         """Appends to the KV and attends: [B, T, heads * D]."""
         if attention.mla is not None and self.latents is not None:
             return self.latents.attend(self.decoder.kv_number(index), attention, attention.mla, normed)
+        if self.variant.appends_only:
+            number, qkv, bias = self.decoder.kv_number(index), self.apart(attention, normed), self.image_bias(attention)
+            return attend_plainly(self.graph, attention, number, qkv, self.lengths, self.total(), bias)
         graph = self.graph
         scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
         tables, rows, inside = ["", ""], "", ["", ""]
@@ -101,9 +104,7 @@ class Attentions:
         if attention.softcap:
             attributes["softcap"] = attention.softcap
         chunk = self.decoder.chunk_of(attention)
-        bias = "" if chunk is None else self.chunk_mask(chunk)
-        if self.variant.bidirectional and attention.window is not None and attention.window < self.decoder.context:
-            bias = self.window_mask(attention.window)
+        bias = self.image_bias(attention) if chunk is None else self.chunk_mask(chunk)
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
         output = graph.named("context" if attention.mla is None else "context.filled_up")
         graph.node(
@@ -241,9 +242,15 @@ class Attentions:
             keys = graph.op("Div", [self.places(), size], "keys")
             queries = graph.op("Unsqueeze", [graph.op("Div", [self.positions, size], "of_tokens"), axes], "queries")
             same = graph.op("Equal", [queries, keys], "same")
-            self._chunk_masks[chunk] = graph.op("Where", [same, graph.single(0.0), graph.single(_HIDDEN)], "mask")
+            self._chunk_masks[chunk] = self.mask_of(same)
             graph.scope = with_scope
         return self._chunk_masks[chunk]
+
+    def image_bias(self, attention: Attention) -> str:
+        """What scores of an image's tokens have added, where these attend to one another: not all see all."""
+        if not self.variant.bidirectional or attention.window is None or attention.window >= self.decoder.context:
+            return ""
+        return self.window_mask(attention.window)
 
     def window_mask(self, window: int) -> str:
         """The same of keys that are no longer in a window, where the operator has none: once for all layers."""
@@ -253,17 +260,27 @@ class Attentions:
             oldest = graph.op("Sub", [self.positions, graph.constant(window)], "before")
             queries = graph.op("Unsqueeze", [oldest, graph.constant(1, 3)], "queries")
             near = graph.op("Greater", [self.places(), queries], "near")
-            self._window_masks[window] = graph.op("Where", [near, graph.single(0.0), graph.single(_HIDDEN)], "mask")
+            self._window_masks[window] = self.mask_of(near)
             graph.scope = with_scope
         return self._window_masks[window]
+
+    def mask_of(self, seen: str) -> str:
+        graph = self.graph
+        return graph.op("Where", [seen, graph.number(0.0), graph.number(_HIDDEN[graph.activations])], "mask")
 
     def places(self) -> str:
         """The positions of all keys, [total]."""
         graph = self.graph
-        shape = graph.op("Shape", ["attention_mask"], "mask.shape")
-        total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
+        total = graph.op("Squeeze", [self.total()], "total")
         zero, one = (graph.constant(each, scalar=True) for each in (0, 1))
         return graph.op("Range", [zero, total, one], "places")
+
+    def total(self) -> str:
+        """How many tokens are held with the new ones, [1]."""
+        name = "held.total"
+        if not self.graph.has(name):
+            self.graph.node("Shape", ["attention_mask"], [name], name, start=1)
+        return name
 
     def normed_and_rotated(self, attention: Attention, q: str, k: str) -> list[str]:
         if attention.norm_after_rope:

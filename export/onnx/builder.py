@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MICROSOFT = "com.microsoft"
+KV_PREFIXES = ("past_key_values", "present")
 FLOAT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 _OPSET = 21
 _IR_VERSION = 10

@@ -20,8 +20,8 @@ from onnx import TensorProto, helper
 
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.altup import AltUpWriter
-from embedllm.export.onnx.attention import KV_PREFIXES, Attentions, rotates_inside
-from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
+from embedllm.export.onnx.attention import Attentions, rotates_inside
+from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward

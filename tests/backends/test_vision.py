@@ -90,8 +90,6 @@ def llm(case: Case, package: Path) -> Iterator[Model]:
     except DeviceUnavailable as error:
         pytest.skip(str(error))
     with opened:
-        if case.device not in DEVICES and images_of(opened.runner.engine) is None:
-            pytest.skip("GPUs do not run images whose tokens attend to one another")
         yield opened
 
 
@@ -149,8 +147,10 @@ def test_features_follow_the_reference(llm: Model, reference: Model, case: Case)
         assert_close(rows(llm, one), rows(reference, one), case)
 
 
-def test_steps_are_captured_where_those_of_text_models_are(llm: Model) -> None:
+def test_steps_are_captured_where_those_of_text_models_are(llm: Model, case: Case, package: Path) -> None:
     """Inputs of images that nothing is bound to must not stand in the way."""
+    if case.device == "webgpu" and any(each.window for each in open_package(package).decoder.attentions):
+        pytest.skip("WebGPU captures no attention with a window: docs/webgpu.md#capture")
     assert getattr(llm.runner.engine, "captures", True)
 
 

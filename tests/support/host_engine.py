@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.ort.runtime import ort
+from embedllm.export import graphs
+from embedllm.package.graph_variants import GPU_FLOAT32
 from tests.support.host_memory import HostMemory
 
 
@@ -17,3 +25,12 @@ class HostEngine(ResidentEngine):
 
     def open_memory(self) -> HostMemory:
         return HostMemory()
+
+
+@contextmanager
+def graphs_for_host() -> Iterator[None]:
+    """Exports within the block write a `gpu-float32` graph like CUDA's, which the CPU runs: it norms q and k itself."""
+    like_cuda = replace(GPU_FLOAT32, position_ids=True, norm_in_attention=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "VARIANTS", tuple(like_cuda if one == GPU_FLOAT32 else one for one in graphs.VARIANTS))
+        yield

@@ -6,7 +6,6 @@ On one of NVIDIA's GPUs: pytest -m gpu tests/backends/gpu/test_rotary_inputs.py
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +19,11 @@ from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.images import image_ids, images_of, place_images
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceError
-from embedllm.export import Recipe, convert, graphs
-from embedllm.export.graphs import write_variant
-from embedllm.package.graph_variants import GPU_FLOAT32
+from embedllm.export import Recipe, convert
 from embedllm.package.package import Package, open_package
 from embedllm.types import Logits
 from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_checkpoint, dynamic_image, dynamic_prompt
-from tests.support.host_engine import HostEngine
+from tests.support.host_engine import HostEngine, graphs_for_host
 
 # of the spread, where all compute in float32; and where all is float16, as tests/backends/test_vision.py has it
 TOLERANCES = {np.float32: 1e-4, np.float16: 0.05}
@@ -39,17 +36,12 @@ PARTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
     "no image": ([5, 6, 7, 8] * 5,),
 }
 LATER = (11, 12, 13)
-# of CUDA's graph of a model that norms queries and keys; the norms are apart, since the CPU's attention has none
-WITH_POSITIONS = replace(GPU_FLOAT32, position_ids=True, norm_in_attention=False)
 
 
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 CASES = (
-    pytest.param(("host", "qwen2_5_vl"), id="tables as inputs"),
-    pytest.param(("host", "qwen3_vl"), id="tables and positions as inputs"),
-    *(
-        pytest.param(("cuda", family), id=f"cuda, {family}", marks=pytest.mark.gpu)
-        for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-    ),
+    *(pytest.param(("host", family), id=family) for family in ("qwen2_5_vl", "qwen3_vl")),
+    *(pytest.param(("cuda", family), id=f"cuda, {family}", marks=pytest.mark.gpu) for family in FAMILIES),
 )
 
 
@@ -62,11 +54,8 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def folder(case: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(case[1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "VARIANTS", (*(each for each in graphs.VARIANTS if each != GPU_FLOAT32), WITH_POSITIONS))
-        made = convert(dynamic_checkpoint(root / "checkpoint", case[1]), root / "package", Recipe(bits=32))
-        write_variant(made, "gpu-float32")
-    return made
+    with graphs_for_host():
+        return convert(dynamic_checkpoint(root / "checkpoint", case[1]), root / "package", Recipe(bits=32))
 
 
 def opened(package: Package, device: str) -> ResidentEngine:
@@ -109,10 +98,6 @@ def ids(name: str) -> list[int]:
     return place_images(*dynamic_prompt(*PARTS[name]), IMAGE_TOKEN)
 
 
-def has_positions(engine: ResidentEngine) -> bool:
-    return engine.package.decoder.attentions[0].q_norm is not None
-
-
 def values(logits: Logits) -> np.ndarray:
     return np.array(logits.values(range(logits.size)))
 
@@ -153,12 +138,11 @@ def test_prompts_that_are_read_together_get_what_each_gets_alone(
 def test_rows_of_a_step_have_positions_of_their_own(
     engine: ResidentEngine, expected: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one run, where the graph has positions as an input."""
+    """In one run."""
     sessions = {name: engine.open() for name in PARTS}
     for name, session in sessions.items():
         session.feed(ids(name))
-    if has_positions(engine):
-        monkeypatch.setattr(ResidentSession, "feed", None)
+    monkeypatch.setattr(ResidentSession, "feed", None)
     for at, token in enumerate(LATER):
         found = engine.run_batch([BatchRow(session, [token]) for session in sessions.values()])
         for name, row in zip(PARTS, found, strict=True):
@@ -207,8 +191,3 @@ def test_a_feed_that_failed_leaves_no_positions(engine: ResidentEngine, monkeypa
         with pytest.raises(DeviceError, match="lost"):
             session.feed(ids("two images"))
     assert_close(session.feed([11]), values(row), engine)
-
-
-def test_only_models_that_norm_queries_and_keys_have_positions_as_an_input(engine: ResidentEngine) -> None:
-    names = {one.name for one in engine.session.get_inputs()}
-    assert ("position_ids" in names) == has_positions(engine)

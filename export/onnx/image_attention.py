@@ -1,0 +1,42 @@
+"""Attention of the tokens of an image to one another, in plain operators behind a GroupQueryAttention that appends.
+
+For providers whose GroupQueryAttention is causal only. They are few tokens, read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embedllm.export.onnx.builder import KV_PREFIXES, MICROSOFT, Graph
+from embedllm.package.architecture import Attention
+
+
+def attend_plainly(
+    graph: Graph, attention: Attention, number: int, qkv: Sequence[str], lengths: Sequence[str], total: str, bias: str
+) -> str:
+    """Appends to the KV of that number and lets all tokens see all that is held then: [1, T, heads * D].
+
+    qkv: rotated. total: tokens that are held then, [1]; lengths: seqlens_k, total_sequence_length. bias: of scores,
+    [1, 1, T, total]; or empty.
+    """
+    assert not attention.softcap  # of all models whose images are bidirectional
+    assert not attention.sinks
+    size, shared = attention.head_dim, attention.heads // attention.kv_heads
+    past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
+    outputs, heads = [graph.named("appended"), *present], {"num_heads": attention.heads}
+    graph.node("GroupQueryAttention", [*qkv, *past, *lengths], outputs, graph.named("append"), MICROSOFT, **heads,
+               kv_num_heads=attention.kv_heads)  # fmt: skip
+    bounds = graph.constant(0), total, graph.constant(2)
+    keys, values = (
+        graph.op("Unsqueeze", [graph.op("Slice", [x, *bounds], f"{part}.held"), graph.constant(2)], f"{part}.shared")
+        for x, part in zip(present, ("keys", "values"), strict=True)
+    )
+    scale = size**-0.5 if attention.scale is None else attention.scale
+    q = graph.op("Mul", [qkv[0], graph.number(scale)], "queries.scaled")  # float16 may not hold the product as it is
+    q = graph.op("Reshape", [q, graph.constant(0, 0, attention.kv_heads, shared, size)], "queries.heads")
+    q = graph.op("Transpose", [q], "queries", perm=[0, 2, 3, 1, 4])
+    scores = graph.op("MatMul", [q, graph.op("Transpose", [keys], "keys.columns", perm=[0, 1, 2, 4, 3])], "scores")
+    scores = graph.op("Add", [scores, bias], "scores.masked") if bias else scores
+    found = graph.op("MatMul", [graph.op("Softmax", [scores], "weights", axis=-1), values], "context.by_head")
+    found = graph.op("Transpose", [found], "context.heads", perm=[0, 3, 1, 2, 4])
+    return graph.op("Reshape", [found, graph.constant(0, 0, attention.heads * size)], "context")
