@@ -20,7 +20,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, BatchRow, Device
 from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceBlock
-from embedllm.backends.gpu.images import ImageDecoder, bind_images, is_image, open_images
+from embedllm.backends.gpu.images import ImageDecoder, bind_images, open_images
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
@@ -178,8 +178,8 @@ class ResidentEngine:
 
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
         """One token for each of 1 to max_batch sessions."""
-        if any(is_image(row.tokens[0]) for row in rows):
-            return self._run_with_images(rows)
+        if any(_steps_alone(row) for row in rows):
+            return self._run_alone(rows)
         with self.lock, device_errors(self.device):
             sessions: list[ResidentSession] = []
             for session, tokens in rows:
@@ -199,10 +199,10 @@ class ResidentEngine:
             logits = {session: run.row(index) for index, session in enumerate(by_place)}
             return [logits[session] for session in sessions]
 
-    def _run_with_images(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
-        """As run_batch, where tokens are ids of images: each of these in a run of its own, which is not captured."""
+    def _run_alone(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """As run_batch, where some have inputs that steps lack: each of these in a run of its own, not captured."""
         positions = {row.session: row.session.position for row in rows}
-        text = [row for row in rows if not is_image(row.tokens[0])]
+        text = [row for row in rows if not _steps_alone(row)]
         logits: dict[Session, Logits] = {}
         try:
             if text:
@@ -340,6 +340,11 @@ class ResidentEngine:
                 pool.give_later(step, own, tokens + rows[start] * _TOKEN_BYTES)
             self._run(step)
         self._ahead = _Ahead(run, {session: (row, session.version) for row, session in enumerate(sessions)})
+
+
+def _steps_alone(row: BatchRow) -> bool:
+    assert isinstance(row.session, ResidentSession)
+    return row.session.steps_alone(row.tokens[0])
 
 
 def _by_pool(sessions: Sequence[ResidentSession]) -> dict[KvPool, list[int]]:

@@ -110,7 +110,7 @@ class ResidentSession:
         self._check(tokens)
         if self._stopping:
             raise Interrupted
-        if len(tokens) == 1 and self.position and not is_image(tokens[0]):
+        if len(tokens) == 1 and self.position and not self.steps_alone(tokens[0]):
             return self._engine.run_batch([BatchRow(self, tokens)])[0]
         engine = self._engine
         with engine.lock, device_errors(engine.device), self._placed():
@@ -160,6 +160,10 @@ class ResidentSession:
     def rope_position(self) -> int:
         """Where the next token stands, one of text."""
         return self._places.position(self.position) if self._places else self.position
+
+    def steps_alone(self, token: int) -> bool:
+        """Whether a step of that token takes inputs that captured steps do not have."""
+        return is_image(token) or (bool(self._places) and not self.pool.rotary.has_positions)
 
     def reads_alone(self, tokens: Sequence[int]) -> bool:
         """Whether a prompt of these has rotary tables of its own, or runs of another graph."""

@@ -212,7 +212,7 @@ class KvPool:
         counts = np.array([1 if owner is None else owner.position + 1 for owner in owners], np.int64)
         step = self._step(width, int(counts.max()), side)
         self._memory.write(step.given.address, counts[:, None], to_pitch=step.length * _ITEM)
-        if self.rotary.are_inputs:
+        if self.rotary.has_positions:
             positions = [0 if owner is None else owner.rope_position for owner in owners]
             self._memory.write(step.positions, np.array(positions, np.int64))
         return step

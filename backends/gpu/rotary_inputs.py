@@ -2,7 +2,8 @@
 
 A prompt behind an image, or with one, has tables of its own, whose rows are the places of its sequence. Steps read the
 tables that all have: text behind images stands at earlier rows of these, which positions say, so rows of one captured
-step have their own.
+step have their own. Graphs have no positions as an input where attention would ignore them (GraphVariant): there a
+sequence with images steps alone, as a prompt of one token.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embedllm.backends.gpu.device_memory import DeviceBlock
-from embedllm.backends.gpu.images import RunsOnDevice
+from embedllm.backends.gpu.images import RunsOnDevice, takes_tables
 from embedllm.package.graph_variants import POSITION_IDS
 from embedllm.package.rope import tables
 from embedllm.package.tensors import ROPE_TABLES
@@ -43,29 +44,32 @@ class RotaryInputs:
     def __init__(self, engine: RotaryEngine, capacity: int) -> None:
         rope = engine.package.decoder.rope
         self._engine, self._row_bytes = engine, 4 * (rope.rotary_dim // 2)
-        self.are_inputs = POSITION_IDS in {one.name for one in engine.session.get_inputs()}
-        if self.are_inputs:
+        self.has_tables = rope.mrope is not None and takes_tables(engine.session)
+        self.has_positions = POSITION_IDS in {one.name for one in engine.session.get_inputs()}
+        if self.has_tables:
             self._tables = self._written(tables(rope, capacity), 0)
             self._positions = DeviceBlock(engine.memory, _ITEM * capacity)  # of a prompt
 
     def bind_steps(self, binding: ort.IOBinding, rows: int, positions: int, width: int) -> None:
         """Binds what captured steps read. rows: of the tables; positions: where those of the tokens are."""
-        if self.are_inputs:
+        if self.has_tables:
             self._bind(binding, self._tables, rows)
+        if self.has_positions:
             binding.bind_input(POSITION_IDS, *self._engine.where, np.int64, (width, 1), positions)
 
     def bind_prompt(
         self, binding: ort.IOBinding, start: int, stop: int, places: ImagePlaces | None, *, sequences: int = 1
     ) -> DeviceBlock | None:
         """Binds what tokens from `start` to before `stop` read; the memory of tables of their own, kept until then."""
-        if not self.are_inputs:
+        if not self.has_tables:
             return None
-        positions = np.tile(np.arange(start, stop), (sequences, 1))
-        if positions.nbytes > self._positions.size:
-            self._positions = DeviceBlock(self._engine.memory, positions.nbytes)
-        address = self._positions.address
-        self._engine.memory.write(address, positions)
-        binding.bind_input(POSITION_IDS, *self._engine.where, np.int64, positions.shape, address)
+        if self.has_positions:
+            positions = np.tile(np.arange(start, stop), (sequences, 1))
+            block = self._positions
+            if positions.nbytes > block.size:
+                block = self._positions = DeviceBlock(self._engine.memory, positions.nbytes)
+            self._engine.memory.write(block.address, positions)
+            binding.bind_input(POSITION_IDS, *self._engine.where, np.int64, positions.shape, block.address)
         own = self._written(places.rope_rows(start, stop), start) if places else None
         self._bind(binding, own or self._tables, stop)
         return own

@@ -78,8 +78,14 @@ class GraphVariant:
         return decoder.rope.mrope is None or self.mrope
 
     def takes_positions(self, decoder: Decoder) -> bool:
-        """Whether its graph of a model has positions of tokens as an input."""
-        return self.position_ids and decoder.rope.mrope is not None and self.takes_images(decoder)
+        """Whether its graph of a model has positions of tokens as an input.
+
+        Flash attention of steps, in CUDA's GroupQueryAttention (ONNX Runtime 1.31.1), ignores them unless the operator
+        norms queries and keys, too.
+        """
+        if decoder.rope.mrope is None or not (self.position_ids and self.takes_images(decoder)):
+            return False
+        return all(each.q_norm is not None and each.k_norm is not None for each in decoder.attentions)
 
     def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""

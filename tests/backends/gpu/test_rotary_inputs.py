@@ -138,11 +138,12 @@ def test_prompts_that_are_read_together_get_what_each_gets_alone(
 def test_rows_of_a_step_have_positions_of_their_own(
     engine: ResidentEngine, expected: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one run."""
+    """In one run, where the graph has positions as an input."""
     sessions = {name: engine.open() for name in PARTS}
     for name, session in sessions.items():
         session.feed(ids(name))
-    monkeypatch.setattr(ResidentSession, "feed", None)
+    if engine.package.decoder.attentions[0].q_norm is not None:
+        monkeypatch.setattr(ResidentSession, "feed", None)
     for at, token in enumerate(LATER):
         found = engine.run_batch([BatchRow(session, [token]) for session in sessions.values()])
         for name, row in zip(PARTS, found, strict=True):
@@ -191,3 +192,8 @@ def test_a_feed_that_failed_leaves_no_positions(engine: ResidentEngine, monkeypa
         with pytest.raises(DeviceError, match="lost"):
             session.feed(ids("two images"))
     assert_close(session.feed([11]), values(row), engine)
+
+
+def test_only_models_that_norm_queries_and_keys_have_positions_as_an_input(engine: ResidentEngine) -> None:
+    names = {one.name for one in engine.session.get_inputs()}
+    assert ("position_ids" in names) == (engine.package.decoder.attentions[0].q_norm is not None)
