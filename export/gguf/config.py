@@ -137,6 +137,11 @@ def _sizes(model: GgufModel, own: Config) -> _Sizes:
             f"'{model.path}' has {layers} layers, of which {mtp} are multi-token prediction (nextn) layers."
         )
     layers -= mtp
+    if mtp and "0" not in blocks:
+        raise ExportError(
+            f"'{model.path}' holds a multi-token prediction head (MTP, nextn) without its model. Give the file of the "
+            "whole model, or the checkpoint that both were made from."
+        )
     if layers > len(blocks):
         raise ExportError(f"'{model.path}' has tensors of {len(blocks)} layers; its metadata calls for {layers}.")
     experts = own.integer("expert_count", 0, least=0)

@@ -94,6 +94,18 @@ def test_a_head_without_a_norm_has_the_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.peer
+def test_a_head_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:
+    """As convert_hf_to_gguf.py --mtp of llama.cpp writes it."""
+    trunk = tuple(f"blk.{number}." for number in range(LAYERS))
+
+    def alone(tensors: Tensors) -> Tensors:
+        return {name: values for name, values in tensors.items() if not name.startswith(trunk)}
+
+    with pytest.raises(ExportError, match=r"holds a multi-token prediction head .* without its model"):
+        convert(gguf_of(tiny_glm4_moe(tmp_path / "checkpoint"), change=alone), tmp_path / "package")
+
+
+@pytest.mark.peer
 def test_a_file_without_a_head_and_one_of_several_layers_are_refused(tmp_path: Path) -> None:
     file = gguf_of(tiny_glm4_moe(tmp_path / "checkpoint"), change=without(BLOCK))
     folder = convert(file, tmp_path / "package", WHOLE)
