@@ -303,3 +303,25 @@ def test_a_closed_engine_says_so(small: Package, device: Device) -> None:
     engine.close()
     with pytest.raises(ValueError, match="this model was closed"):
         engine.open()
+
+
+def test_attention_is_causal_only(device: Device) -> None:
+    """When it is not (0.4.0), Gemma 3's images need no plain operators: export/onnx/image_attention.py."""
+    from onnx import TensorProto, helper
+
+    from embedllm.backends.gpu import webgpu
+    from embedllm.backends.ort.runtime import ort
+
+    shapes = {"q": [1, 2, 32], "k": [1, 2, 32], "v": [1, 2, 32], "past_k": [1, 2, 8, 16], "past_v": [1, 2, 8, 16]}
+    lengths = {"last": np.array([4], np.int32), "total": np.array([5], np.int32)}
+    names = ["out", "k_now", "v_now"]
+    node = helper.make_node("GroupQueryAttention", [*shapes, *lengths], names, domain="com.microsoft", num_heads=2,
+                            kv_num_heads=2, causal=0)  # fmt: skip
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in lengths]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
+    graph = helper.make_graph([node], "attention", inputs, outputs)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    with pytest.raises(Exception, match="causal=0 is not implemented"):
+        webgpu.start(model, ort.SessionOptions())
