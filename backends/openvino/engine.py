@@ -15,7 +15,7 @@ from embedllm.backends.images import ImageFeatures, last_seen
 from embedllm.backends.mrope import ImagePlaces, open_places
 from embedllm.backends.openvino.logits_slice import cut_positions
 from embedllm.backends.openvino.lora import add_adapters, set_adapter
-from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
+from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, has_bf16, ov, reason
 from embedllm.backends.openvino.vision import LAST_SEEN, OvVision, add_images, add_last_seen, image_inputs
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
@@ -377,6 +377,8 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
     plugin = target.partition(".")[0]
     if options.precision == "f16" and plugin != "GPU":
         raise ValueError(f"precision 'f16' is for GPUs; on {target} OpenVINO 2026.4 crashes. Use bf16 or f32.")
+    if options.kv == "bf16" and plugin == "CPU" and not has_bf16():
+        raise ValueError("kv is 'bf16', which this processor does not compute in. Use u8, f16 or f32.")
     chosen: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY"}  # one step at a time
     wishes = {
         "INFERENCE_PRECISION_HINT": options.precision,

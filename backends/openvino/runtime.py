@@ -29,6 +29,12 @@ def core() -> ov.Core:
     return ov.Core()
 
 
+@cache
+def has_bf16() -> bool:
+    """Whether the processor computes in bf16: with AVX-512, but not with AVX2 alone."""
+    return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
 def paged_attention(model: ov.Model) -> None:
     """Makes attention read its KV through a table of blocks. Raises RuntimeError when it cannot."""
     from openvino._offline_transformations import paged_attention_transformation

@@ -23,6 +23,7 @@ from embedllm.backends.openvino import engine as ov_backend
 from embedllm.backends.openvino import runtime as ov_runtime
 from embedllm.backends.openvino.engine import OvEngine, OvSession
 from embedllm.backends.openvino.paged_engine import PagedEngine, PagedSession
+from embedllm.backends.openvino.runtime import has_bf16
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.reference.engine import ReferenceEngine
@@ -105,7 +106,9 @@ def test_only_exact_is_exact(folder: Path, opens: Opens) -> None:
     tokens = some_tokens(50)
     expected = ReferenceEngine(open_package(folder)).open().feed_all(tokens)
     rounded = compare(expected, opens(folder, exact=False).open().feed_all(tokens))
-    assert 10 * ATOL < rounded.max_difference < 0.5, rounded
+    assert rounded.max_difference < 0.5, rounded
+    # with AVX2 alone the plugin rounds nothing but the paged KV
+    assert rounded.max_difference > 10 * ATOL or (opens is ov_engine and not has_bf16()), rounded
     assert rounded.same_top >= 0.8, rounded
 
 

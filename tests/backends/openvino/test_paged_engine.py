@@ -20,6 +20,7 @@ from embedllm.backends.openvino import block_table
 from embedllm.backends.openvino import paged_engine as ov_paged
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, Layout
 from embedllm.backends.openvino.paged_engine import MAX_BATCH, PagedEngine, PagedSession
+from embedllm.backends.openvino.runtime import has_bf16
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs (docs/numerics.md#openvino)
 GREEDY = embedllm.Sampling(temperature=0)
+WITH_BF16 = pytest.mark.skipif(not has_bf16(), reason="this processor does not compute in bf16")
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +318,7 @@ def test_what_was_read_is_stored_as_it_was(kind: str, off: float) -> None:
     np.testing.assert_allclose(blocks.read("k", second, 5, 55), read, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("kv", "precision"), [("u8", "f32"), ("bf16", "bf16")])
+@pytest.mark.parametrize(("kv", "precision"), [("u8", "f32"), pytest.param("bf16", "bf16", marks=WITH_BF16)])
 def test_the_plugin_stores_the_kv_as_it_is_read_here(kv: str, precision: str, folder: Path) -> None:
     """A layout that another version changes would show here."""
     options = OpenVINOOptions(precision=precision, kv=kv, rounding_group=0)
@@ -345,7 +347,13 @@ def test_stored_values_are_the_same_wherever_they_lie(kind: str, start: int, cou
     assert not blocks.read_stored("k", other, 0, 2 * BLOCK).any()
 
 
-@pytest.mark.parametrize("kv", ["u8", "bf16", "f16", "f32"])
+def test_a_kv_of_bf16_is_refused_where_the_processor_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedllm.backends.openvino.engine.has_bf16", lambda: False)
+    with pytest.raises(ValueError, match="'bf16', which this processor does not compute in"):
+        paged_engine(folder, options=OpenVINOOptions(kv="bf16"), exact=False)
+
+
+@pytest.mark.parametrize("kv", ["u8", pytest.param("bf16", marks=WITH_BF16), "f16", "f32"])
 def test_a_sequence_goes_on_from_stored_kv_as_the_one_that_computed_it(kv: str, folder: Path) -> None:
     options = OpenVINOOptions(precision="bf16" if kv == "bf16" else "f32", kv=kv, rounding_group=0)
     engine = paged_engine(folder, options=options, exact=False)
