@@ -44,7 +44,11 @@ def served() -> Iterator[ExitStack]:
 
 
 def with_marks(page: Path) -> object:
-    marks = [pytest.mark.slow, *([pytest.mark.real] if page.name == "tutorial.md" else [])]
+    own = {
+        "tutorial.md": [pytest.mark.real],
+        "scale.md": [pytest.mark.filterwarnings("ignore")],  # Ray 2.60's, of pydantic, while it is imported
+    }
+    marks = [pytest.mark.slow, *own.get(page.name, [])]
     return pytest.param(page, marks=marks, id=page.name)
 
 
