@@ -280,8 +280,11 @@ class ImageInput(Protocol):
         ...
 
     @property
-    def pixel_values(self) -> F32:
-        """[tiles, 3, height, width], as the processor normalizes them; read only where features are computed."""
+    def pixel_values(self) -> F32 | list[F32]:
+        """[tiles, 3, height, width], as the processor normalizes them; a list where tiles differ in their sizes.
+
+        Read only where features are computed.
+        """
         ...
 
 

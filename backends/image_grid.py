@@ -23,6 +23,8 @@ from embedllm.package.graph_variants import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from embedllm.package.architecture import Linear, Vision
@@ -52,9 +54,11 @@ def _grid_inputs(vision: DynamicVision, height: int, width: int) -> dict[str, np
     order = places.transpose(0, 2, 1, 3).reshape(-1)
     row, column = np.divmod(order, columns)
     inputs: dict[str, np.ndarray] = {PATCH_ORDER: order}
-    inputs |= zip(ROPE, _rotations(vision, row, column), strict=True)
+    if vision.has_rope:
+        inputs |= zip(ROPE, _rotations(vision, row, column), strict=True)
     if vision.positions is not None:
-        inputs |= zip(POSITIONS, _corners(vision.positions, (row, rows), (column, columns)), strict=True)
+        interpolate = _antialiased if vision.antialias else _corners
+        inputs |= zip(POSITIONS, interpolate(vision.positions, (row, rows), (column, columns)), strict=True)
     if vision.window:
         inputs |= _windows(vision, rows // merge, columns // merge)
     return inputs
@@ -92,7 +96,42 @@ def _corners(
         first = np.floor(exact).astype(np.int64)
         share = (exact - first).astype(np.float32)
         both.append([(first, 1 - share), (np.minimum(first + 1, side - 1), share)])
-    pairs = [(row, column) for row in both[0] for column in both[1]]
+    return _products(both[0], both[1], side)
+
+
+def _antialiased(
+    positions: Linear, rows: tuple[NDArray[np.int64], int], columns: tuple[NDArray[np.int64], int]
+) -> tuple[NDArray[np.int64], F32]:
+    """The learned positions that each patch's is made of, and their weights, as _corners() has them.
+
+    Source: interpolate() of torch (2.13), mode "bilinear" with antialias.
+    """
+    side = isqrt(positions.rows)
+    both = [[(place[at], weight[at]) for place, weight in _taps(side, count)] for at, count in (rows, columns)]
+    return _products(both[0], both[1], side)
+
+
+def _taps(side: int, count: int) -> list[tuple[NDArray[np.int64], F32]]:
+    """What each of `count` values resized from `side` is made of: places [count], weights [count]; 0 where it is less.
+
+    A triangle, as wide as two steps of the coarser grid.
+    """
+    scale = side / count
+    reach = max(scale, 1.0)
+    centres = scale * (np.arange(count) + 0.5)
+    first = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
+    stop = np.minimum((centres + reach + 0.5).astype(np.int64), side)
+    places = first + np.arange((stop - first).max())[:, None]
+    weights = np.maximum(1 - np.abs((places - centres + 0.5) / reach), 0) * (places < stop)
+    weights = (weights / weights.sum(axis=0)).astype(np.float32)
+    return list(zip(np.minimum(places, side - 1), weights, strict=True))
+
+
+def _products(
+    rows: Sequence[tuple[NDArray[np.int64], F32]], columns: Sequence[tuple[NDArray[np.int64], F32]], side: int
+) -> tuple[NDArray[np.int64], F32]:
+    """Places in a grid of `side` columns, row by row, of pairs of a row and a column, and their weights."""
+    pairs = [(row, column) for row in rows for column in columns]
     places = np.stack([row[0] * side + column[0] for row, column in pairs])
     return places, np.stack([row[1] * column[1] for row, column in pairs])[..., None]
 

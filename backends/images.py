@@ -220,7 +220,7 @@ class ImageFeatures:
                 raise Interrupted
             assert self._encoder is not None
             kept.add(self._encoder)
-            if kept.pixels is None:
+            if not kept.tiles:
                 self.encoded += 1
                 self._make_room()
         assert kept.rows is not None
@@ -240,35 +240,33 @@ class ImageFeatures:
 class _Features:
     """The features of an image, as far as its tiles were encoded."""
 
-    def __init__(self, tokens: int, pixels: F32, grid: tuple[int, int] | None) -> None:
+    def __init__(self, tokens: int, pixels: Iterable[F32], grid: tuple[int, int] | None) -> None:
         self.tokens = tokens
         self.grid = grid
         self.done = 0  # rows
         self.rows: F32 | None = None  # [tokens, hidden]
-        self.pixels: F32 | None = pixels  # of all tiles, until the last one is encoded
+        self.tiles = list(pixels)  # those that are not encoded yet
 
     @property
     def bytes(self) -> int:
-        return sum(array.nbytes for array in (self.rows, self.pixels) if array is not None)
+        return sum(array.nbytes for array in (*self.tiles, self.rows) if array is not None)
 
     def add(self, encoder: VisionEncoder) -> None:
         """Encodes the next tile. Raises ValueError where tiles become another number of rows than the prompt has."""
         import numpy as np
 
-        assert self.pixels is not None
-        tile = self.done * len(self.pixels) // self.tokens
-        found = encoder.encode(self.pixels[tile : tile + 1])
-        if len(found) * len(self.pixels) != self.tokens:
+        found = encoder.encode(self.tiles[0][None])
+        done, is_last = self.done + len(found), len(self.tiles) == 1
+        if done > self.tokens or is_last != (done == self.tokens):
             raise ValueError(
                 f"an image has {self.tokens} tokens in the prompt, and its pixels become "
-                f"{len(found) * len(self.pixels)}: the tiles and the prompt do not belong together."
+                f"{done if is_last else f'{done} and more'}: the tiles and the prompt do not belong together."
             )
         if self.rows is None:
             self.rows = np.empty((self.tokens, found.shape[1]), np.float32)
-        self.rows[self.done : self.done + len(found)] = found
-        self.done += len(found)
-        if self.done == self.tokens:
-            self.pixels = None
+        self.rows[self.done : done] = found
+        self.done = done
+        del self.tiles[0]
 
 
 def check_tile(vision: Vision, pixel_values: F32) -> F32:

@@ -52,13 +52,17 @@ class ReferenceDynamicVision(Layers):
         vision, side = self._vision, self._vision.patch_size
         rows, columns = (length // side for length in pixels.shape[1:])
         patches = pixels.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(rows * columns, 3, -1)
-        shape = vision.hidden, 3, vision.temporal_patch_size, side * side
-        kernel = self._weights.tensor(f"{PATCHES}.weight").reshape(shape).sum(axis=2)
+        kernel = self._weights.tensor(f"{PATCHES}.weight")
+        if vision.patches_channels_last:
+            kernel = kernel.reshape(vision.hidden, side * side, 3).transpose(0, 2, 1)
+        else:
+            kernel = kernel.reshape(vision.hidden, 3, vision.temporal_patch_size, side * side).sum(axis=2)
         x: F32 = patches.reshape(rows * columns, -1) @ kernel.reshape(vision.hidden, -1).T
         return x + self._weights.tensor(f"{PATCHES}.bias") if vision.patches_bias else x
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
-        q, k = self._rotated(q, attention.rope), self._rotated(k, attention.rope)
+        if self._vision.has_rope:
+            q, k = self._rotated(q, attention.rope), self._rotated(k, attention.rope)
         scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))
         if self._vision.has_windows(index):
             window_of = np.empty(q.shape[1], np.int64)
@@ -77,7 +81,7 @@ class ReferenceDynamicVision(Layers):
     def _merged(self, merger: PatchMerger, x: F32) -> F32:
         over_square = merger.norm.size == merger.square
         square = (x if over_square else self._norm(x, merger.norm)).reshape(-1, merger.square)
-        square = self._norm(square, merger.norm) if over_square else square
+        square = self._norm(self._norm(square, merger.norm) if over_square else square, merger.square_norm)
         if merger.merging is not None:
             patches = self._vision.merge_size**2
             channels = square.reshape(len(square), patches, -1).transpose(0, 2, 1).reshape(square.shape)

@@ -1,8 +1,8 @@
 """Image processors: how an image of any size becomes the tiles that a vision encoder reads, and the text of a prompt.
 
 A row of a table below makes each from the folder's settings; those of images that keep their size are in
-dynamic_size.py and pixtral.py. The results equal those of the processors of the same names in transformers 5.23
-(tests/images/test_processors.py), whose rules of sizes these are.
+dynamic_size.py, lfm2_vl.py and pixtral.py. The results equal those of the processors of the same names in transformers
+5.23 (tests/images/test_processors.py), whose rules of sizes these are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from embedllm.errors import PackageError
 from embedllm.images.dynamic_size import open_dynamic_size
+from embedllm.images.lfm2_vl import open_lfm2_vl
 from embedllm.images.pixtral import open_pixtral
 from embedllm.images.settings import Pixels, Settings, read_settings
 from embedllm.package.architecture import DynamicVision, Vision
@@ -47,8 +48,8 @@ class Processor(Protocol):
         """Rows and columns of those rows of features; None for tiles, whose features have no one grid."""
         ...
 
-    def pixel_values(self, image: Image) -> F32:
-        """[tiles, 3, height, width] of an image in RGB."""
+    def pixel_values(self, image: Image) -> F32 | list[F32]:
+        """[tiles, 3, height, width] of an image in RGB; a list where tiles differ in their sizes."""
         ...
 
 
@@ -213,6 +214,7 @@ PROCESSORS: dict[str, Callable[[Settings, Vision, Mapping[str, str]], Processor]
 }
 DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, str]], Processor]] = {
     **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size),
+    "Lfm2VlProcessor": open_lfm2_vl,
     "PixtralProcessor": open_pixtral,
 }
 

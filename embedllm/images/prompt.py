@@ -39,7 +39,7 @@ class PreparedImage:
         return self.processor.grid(self.source.width, self.source.height)
 
     @property
-    def pixel_values(self) -> F32:
+    def pixel_values(self) -> F32 | list[F32]:
         return self.processor.pixel_values(self.source.decode())
 
 

@@ -105,6 +105,12 @@ class Settings:
             self._fail(name, "a whole number, 1 or more")
         return value
 
+    def number(self, name: str, default: float) -> float:
+        found = self._numbers(name, default, 1)[0]
+        if not 0 < found < _MOST_PIXELS:
+            self._fail(name, "a number above 0")
+        return found
+
     def pixels(
         self, *, resample: int, usual_mean: float | Sequence[float], usual_std: float | Sequence[float]
     ) -> Pixels:

@@ -541,6 +541,7 @@ class Vision:
 class PatchMerger:
     """Patches of a square, row by row and side by side, as one row: down(gelu(up(norm(square)))).
 
+    square_norm (LFM2-VL): up(square_norm(norm(square))), whose norm is of each patch.
     merging (Mistral 3): up(merging(channels)), where channels has the first value of each patch, the second of each ...
     """
 
@@ -548,6 +549,12 @@ class PatchMerger:
     up: Linear
     down: Linear
     merging: Linear | None = None
+    square_norm: Norm | None = None  # of all values of a square
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """In the order in which they are applied."""
+        return (self.norm,) if self.square_norm is None else (self.norm, self.square_norm)
 
     @property
     def square(self) -> int:
@@ -572,9 +579,10 @@ class DeepStack:
 class DynamicVision:
     """A vision transformer of images of any size ("naive dynamic resolution", Qwen2-VL, Wang et al. 2024).
 
-    x = patches_norm(patches(image)) + positions; layers with 2-D RoPE; merger. Rows of the result are side by side,
-    [rows, hidden * (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those of their
-    window only. 2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its column.
+    x = patches_norm(patches(image)) + positions; layers with 2-D RoPE or without; merger. Rows of the result are side
+    by side, [rows, hidden * (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those
+    of their window only. 2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its
+    column. Without: SigLIP 2's NaFlex (Tschannen et al. 2025).
     """
 
     image_token: int  # the placeholder that prompts have, once for each row
@@ -583,12 +591,14 @@ class DynamicVision:
     merge_size: int  # patches along the side of a square that becomes a row
     patches: str  # the source's convolution: [hidden, 3, temporal_patch_size, patch_size, patch_size]
     patches_bias: bool
-    rope_base: float
+    rope_base: float  # 0: layers have no RoPE
     # learned, of a square grid of patches, row by row; interpolated bilinearly, corners on corners
     positions: Linear | None
     layers: tuple[Layer, ...]
     merger: PatchMerger
     patches_norm: Norm | None = None
+    patches_channels_last: bool = False  # the source's convolution is a matrix [hidden, patch_size * patch_size * 3]
+    antialias: bool = False  # positions are resized as an image is, edges on edges: to fewer by wider kernels
     # frequencies of rows and columns alternate in one series (Pixtral, Agrawal et al. 2024); else both have the same
     rope_interleaved: bool = False
     window: int = 0  # squares along the side of a window; 0: there are none
@@ -609,6 +619,10 @@ class DynamicVision:
     def factor(self) -> int:
         """Pixels that the sides of an image are multiples of."""
         return self.patch_size * self.merge_size
+
+    @property
+    def has_rope(self) -> bool:
+        return self.rope_base > 0
 
     @property
     def mergers(self) -> tuple[PatchMerger, ...]:

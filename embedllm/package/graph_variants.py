@@ -343,7 +343,7 @@ OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidd
 # inputs of the encoders of images of any size, which depend on the size alone: backends/image_grid.py
 PATCH_ORDER = "patch_order"  # [patches]: the place of each, row by row, in the order of the squares that are merged
 ROPE = ("rope_cos", "rope_sin")  # [patches, head_dim / 2]
-POSITIONS = ("position_rows", "position_weights")  # [4, patches], [4, patches, 1]: of learned positions
+POSITIONS = ("position_rows", "position_weights")  # [n, patches], [n, patches, 1]: of n learned positions a patch's
 WINDOWS = "window_patches"  # [windows, longest]: places of patches, in the order of squares; any behind a window's end
 WINDOW_MASK = "window_mask"  # [windows, longest]: 1 for patches, 0 behind a window's end
 WINDOW_PLACES = "window_places"  # [patches]: where each is among all windows, one behind the other

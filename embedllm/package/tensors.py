@@ -208,7 +208,8 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     if decoder.vision is not None:
         found += [norm for layer in decoder.vision.layers for norm in (layer.attention_norm, layer.mlp_norm)]
         if isinstance(decoder.vision, DynamicVision):
-            found += [decoder.vision.patches_norm, *(merger.norm for merger in decoder.vision.mergers)]
+            mergers = decoder.vision.mergers
+            found += [decoder.vision.patches_norm, *(norm for merger in mergers for norm in merger.norms)]
         else:
             found += [decoder.vision.norm, decoder.vision.projector_norm]
     yield from (norm for norm in found if norm is not None)
@@ -258,11 +259,12 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
 
 
 def _patch_vectors(vision: Vision | DynamicVision) -> Iterator[Vector]:
-    """The convolution that makes patches, whose kernels are rows of `patch_size` values in the source."""
-    source, size = vision.patches, vision.hidden * _CHANNELS * vision.patch_size**2
+    """The convolution that makes patches, whose kernels are rows of `patch_size` values in the source, or one row."""
+    source, kernel = vision.patches, _CHANNELS * vision.patch_size**2
     is_dynamic = isinstance(vision, DynamicVision)
-    size *= vision.temporal_patch_size if is_dynamic else 1
-    yield Vector(name=f"{PATCHES}.weight", source=f"{source}.weight", size=size, width=vision.patch_size)
+    size = vision.hidden * kernel * (vision.temporal_patch_size if is_dynamic else 1)
+    width = kernel if is_dynamic and vision.patches_channels_last else vision.patch_size
+    yield Vector(name=f"{PATCHES}.weight", source=f"{source}.weight", size=size, width=width)
     if not is_dynamic or vision.patches_bias:
         yield Vector(name=f"{PATCHES}.bias", source=f"{source}.bias", size=vision.hidden)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts
@@ -24,7 +26,13 @@ _NAMES = Names(
 
 
 def describe(config: Config) -> Decoder:
-    return describe_shaped(config.replaced({"intermediate_size": _inner(config)}), shape_of(config, "lfm2"))
+    return describe_text(config, "lfm2")
+
+
+def describe_text(config: Config, model_type: str, model: str = _NAMES.model) -> Decoder:
+    """model: where the decoder's tensors lie in the checkpoint."""
+    shape = replace(shape_of(config, model_type), names=replace(_NAMES, model=model))
+    return describe_shaped(config.replaced({"intermediate_size": _inner(config)}), shape)
 
 
 def shape_of(config: Config, model_type: str) -> Shape:

@@ -74,7 +74,7 @@ class HuggingFaceSource:
         part, _, end = name.rpartition(".")
         names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
         names += [part] if end == "weight" and has_no_suffix(part) else []
-        names += [name.replace(_SIGLIP, _NEW_SIGLIP, 1)] if name.startswith(_SIGLIP) else []
+        names += [name.replace(_SIGLIP, _NEW_SIGLIP, 1)] if _SIGLIP in name else []
         found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
         return next((tensor for tensor in found if tensor is not None), None)
 

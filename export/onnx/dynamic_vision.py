@@ -74,10 +74,10 @@ class _Emitter:
     def inputs(self, kind: int) -> list[onnx.ValueInfoProto]:
         vision, half = self.vision, self.vision.head_dim // 2
         found = [("pixel_values", kind, [1, 3, "height", "width"]), (PATCH_ORDER, TensorProto.INT64, ["patches"])]
-        found += [(name, kind, ["patches", half]) for name in ROPE]
+        found += [(name, kind, ["patches", half]) for name in ROPE] if vision.has_rope else []
         if vision.positions is not None:
-            places, weights = POSITIONS
-            found += [(places, TensorProto.INT64, [4, "patches"]), (weights, kind, [4, "patches", 1])]
+            (places, weights), count = POSITIONS, "taps" if vision.antialias else 4
+            found += [(places, TensorProto.INT64, [count, "patches"]), (weights, kind, [count, "patches", 1])]
         if vision.window:
             found += [
                 (WINDOWS, TensorProto.INT64, ["windows", "longest"]),
@@ -89,18 +89,26 @@ class _Emitter:
     def embedded(self) -> str:
         """Patches with their positions in the order of squares, [1, patches, hidden]."""
         graph, vision = self.graph, self.vision
-        side, hidden = vision.patch_size, vision.hidden
-        shape = [hidden, 3, vision.temporal_patch_size, side, side]
-        kernels = graph.cast(graph.stored([f"{PATCHES}.weight"], shape=shape, name="vision.patches.kernel"))
-        # an image is as many equal ones in time as a patch has: their kernels are added
-        kernel = graph.op("ReduceSum", [kernels, graph.constant(2)], "kernel", keepdims=0)
+        side = vision.patch_size
         bias = [graph.cast(graph.stored([f"{PATCHES}.bias"]))] if vision.patches_bias else []
-        grid = graph.op("Conv", ["pixel_values", kernel, *bias], "grid", strides=[side, side])
+        grid = graph.op("Conv", ["pixel_values", self.kernel(), *bias], "grid", strides=[side, side])
         flat = graph.op("Reshape", [grid, graph.constant(0, 0, -1)], "grid.flat")
         rows = graph.op("Transpose", [flat], "patches", perm=[0, 2, 1])
         x = graph.op("Gather", [rows, PATCH_ORDER], "ordered", axis=1)
         x = x if vision.patches_norm is None else self.norms.plain(x, vision.patches_norm, "patches_norm")
         return x if vision.positions is None else graph.op("Add", [x, self.positions(vision.positions)], "placed")
+
+    def kernel(self) -> str:
+        """Of the convolution, [hidden, 3, patch_size, patch_size]."""
+        graph, vision = self.graph, self.vision
+        side, in_time = vision.patch_size, vision.temporal_patch_size
+        is_last = vision.patches_channels_last
+        shape = [vision.hidden, *((side, side, 3) if is_last else (3, in_time, side, side))]
+        kernels = graph.cast(graph.stored([f"{PATCHES}.weight"], shape=shape, name="vision.patches.kernel"))
+        if is_last:
+            return graph.op("Transpose", [kernels], "kernel", perm=[0, 3, 1, 2])
+        # an image is as many equal ones in time as a patch has: their kernels are added
+        return graph.op("ReduceSum", [kernels, graph.constant(2)], "kernel", keepdims=0)
 
     def positions(self, positions: Linear) -> str:
         """Learned ones, interpolated, [patches, hidden]."""
@@ -129,8 +137,8 @@ class _Emitter:
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
-        # row 0 of the tables is of the first patch
-        q, k = (graph.op("RotaryEmbedding", [x, graph.constant(0), *ROPE], f"{x}.rotated", MICROSOFT) for x in (q, k))
+        if self.vision.has_rope:  # row 0 of the tables is of the first patch
+            q, k = (self.rotated(x) for x in (q, k))
         inputs = [q, k, v]
         if self.vision.has_windows(index):
             inputs = [self.in_windows(x) for x in inputs] + ["", WINDOW_MASK]
@@ -139,6 +147,9 @@ class _Emitter:
             return found
         flat = graph.op("Reshape", [found, graph.constant(1, -1, attention.o.columns)], "context.flat")
         return graph.op("Gather", [flat, WINDOW_PLACES], "context.ordered", axis=1)
+
+    def rotated(self, x: str) -> str:
+        return self.graph.op("RotaryEmbedding", [x, self.graph.constant(0), *ROPE], f"{x}.rotated", MICROSOFT)
 
     def in_windows(self, x: str) -> str:
         """[1, patches, heads * D] as [windows, longest, heads * D]."""
@@ -154,6 +165,8 @@ class _Emitter:
             square = self.norms.plain(graph.op("Reshape", [x, flat], "squares"), norm, "norm")
         else:
             square = graph.op("Reshape", [self.norms.plain(x, norm, "norm"), flat], "squares")
+        if merger.square_norm is not None:
+            square = self.norms.plain(square, merger.square_norm, "square_norm")
         if merger.merging is not None:
             square = products.linear(self.by_channel(merger, square), [merger.merging], "merging")
         active = self.mlps.active("gelu", products.linear(square, [merger.up], "up"))

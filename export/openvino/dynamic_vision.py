@@ -27,7 +27,7 @@ class _Emitter:
         ir = self.ir
         self.pixels = ir.parameter("pixel_values", "f32", 4)
         self.order = ir.parameter(PATCH_ORDER, "i64", 1)
-        rotations = [ir.parameter(name, "f32", 2) for name in ROPE]
+        rotations = [(ir.parameter(name, "f32", 2), name) for name in ROPE] if vision.has_rope else []
         places, weights = POSITIONS
         self.corners = (
             (ir.parameter(places, "i64", 2), ir.parameter(weights, "f32", 3)) if vision.positions is not None else None
@@ -37,9 +37,7 @@ class _Emitter:
             kinds = (WINDOWS, "i64", 2), (WINDOW_MASK, "i32", 2), (WINDOW_PLACES, "i64", 1)
             self.windows = [ir.parameter(name, kind, size) for name, kind, size in kinds]
         ir.scope = "vision"
-        self.rotations = [
-            ir.op("Concat", [each, each], f"{name}.both", axis=-1) for each, name in zip(rotations, ROPE, strict=True)
-        ]
+        self.rotations = [ir.op("Concat", [each, each], f"{name}.both", axis=-1) for each, name in rotations]
         self.mask = self.window_mask() if vision.window else None
 
     def write(self) -> None:
@@ -71,10 +69,8 @@ class _Emitter:
         """Patches with their positions in the order of squares, [1, patches, hidden]."""
         ir, vision = self.ir, self.vision
         side, hidden = vision.patch_size, vision.hidden
-        kernels = ir.stored([f"{PATCHES}.weight"], "f32", [hidden, 3, vision.temporal_patch_size, side, side])
-        kernel = ir.op("ReduceSum", [kernels, ir.constant([2])], "kernel", keep_dims=False)
-        grid = ir.op("Convolution", [self.pixels, kernel], "grid", strides=f"{side}, {side}", pads_begin="0, 0",
-                     pads_end="0, 0", dilations="1, 1", auto_pad="explicit")  # fmt: skip
+        grid = ir.op("Convolution", [self.pixels, self.kernel()], "grid", strides=f"{side}, {side}",
+                     pads_begin="0, 0", pads_end="0, 0", dilations="1, 1", auto_pad="explicit")  # fmt: skip
         flat = ir.op("Reshape", [grid, ir.constant([0, hidden, -1])], "grid.flat", special_zero=True)
         rows = ir.op("Transpose", [flat, ir.constant([0, 2, 1])], "patches")
         x = ir.op("Gather", [rows, self.order, ir.constant(1)], "ordered", batch_dims=0)
@@ -83,6 +79,17 @@ class _Emitter:
         if vision.patches_norm is not None:
             x = normed(ir, x, vision.patches_norm, "patches.norm")
         return x if vision.positions is None else added(ir, [x, self.positions(vision.positions)], "placed")
+
+    def kernel(self) -> Value:
+        """Of the convolution, [hidden, 3, patch_size, patch_size]."""
+        ir, vision = self.ir, self.vision
+        side, in_time = vision.patch_size, vision.temporal_patch_size
+        is_last = vision.patches_channels_last
+        shape = [vision.hidden, *((side, side, 3) if is_last else (3, in_time, side, side))]
+        kernels = ir.stored([f"{PATCHES}.weight"], "f32", shape)
+        if is_last:
+            return ir.op("Transpose", [kernels, ir.constant([0, 3, 1, 2])], "kernel")
+        return ir.op("ReduceSum", [kernels, ir.constant([2])], "kernel", keep_dims=False)
 
     def positions(self, positions: Linear) -> Value:
         """Learned ones, interpolated, [patches, hidden]."""
@@ -111,7 +118,8 @@ class _Emitter:
         together = self.products.linear(read, parts, "qkv")
         split = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
         q, k, v = (self.by_head(x, attention, name) for x, name in zip(split, "qkv", strict=True))
-        q, k = self.rotated(q, attention, "q"), self.rotated(k, attention, "k")
+        if self.vision.has_rope:
+            q, k = self.rotated(q, attention, "q"), self.rotated(k, attention, "k")
         if self.vision.has_windows(index):
             assert self.mask is not None
             inputs = [*(self.in_windows(x, attention, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))), self.mask]
@@ -151,6 +159,8 @@ class _Emitter:
             square = normed(ir, ir.op("Reshape", [x, shape], "squares", special_zero=True), norm, "norm")
         else:
             square = ir.op("Reshape", [normed(ir, x, norm, "norm"), shape], "squares", special_zero=True)
+        if merger.square_norm is not None:
+            square = normed(ir, square, merger.square_norm, "square_norm")
         if merger.merging is not None:
             square = self.products.linear(self.by_channel(merger, square), [merger.merging], "merging")
         active = activated(ir, self.products.linear(square, [merger.up], "up"), "gelu")

@@ -138,6 +138,42 @@ def test_tiles_are_encoded_as_far_as_they_are_fed() -> None:
     assert np.allclose(rows[::TILE_TOKENS, 0], two.pixel_values.mean(axis=(1, 2, 3)))
 
 
+class Tiles:
+    """An image in a tile and a smaller one. tokens: of the prompt, whatever rows the tiles become."""
+
+    sha256, grid = "01" * 32, None
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.pixel_values = [np.full((3, 8, 8), 1, np.float32), np.full((3, 8, 4), 2, np.float32)]
+
+
+class Unequal:
+    """A row for each 16 pixels."""
+
+    def encode(self, pixel_values: np.ndarray) -> np.ndarray:
+        assert pixel_values.shape[:3] == (1, 3, 8)
+        return np.full((pixel_values[0, 0].size // 16, HIDDEN), pixel_values.mean(), np.float32)
+
+
+def test_tiles_of_several_sizes_become_rows_one_behind_the_other() -> None:
+    one, kept = Tiles(6), ImageFeatures(Unequal)
+    kept.add([one])
+    ids = image_ids(one)
+    assert kept.rows(ids[:4])[:, 0].tolist() == [1] * 4
+    assert kept.encoded == 0
+    assert kept.rows(ids)[:, 0].tolist() == [1] * 4 + [2] * 2
+    assert kept.encoded == 1
+
+
+@pytest.mark.parametrize(("tokens", "made"), [(3, "4 and more"), (4, "4 and more"), (5, "6"), (7, "6")])
+def test_tiles_of_several_sizes_that_become_other_numbers_of_rows_are_refused(tokens: int, made: str) -> None:
+    one, kept = Tiles(tokens), ImageFeatures(Unequal)
+    kept.add([one])
+    with pytest.raises(ValueError, match=f"{tokens} tokens in the prompt, and its pixels become {made}:"):
+        kept.rows(image_ids(one))
+
+
 def test_encoding_is_stopped_between_two_tiles_and_goes_on_later() -> None:
     encoder, two = Encoder(), image(2, tiles=3)
     kept = features(encoder)

@@ -1,4 +1,4 @@
-"""Images in a model with states of fixed size (Qwen 3.5): whole, in pieces and rewound, against the reference."""
+"""Images in models with states of fixed size (Qwen 3.5, LFM2-VL): whole, in pieces, rewound; against the reference."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.dynamic_vision import DynamicImage, dynamic_checkpoint, dynam
 TOLERANCE = 3e-4  # of the spread: the rounding of a state adds up over the tokens
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3_5", "lfm2_vl"])
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("recurrent")
-    return convert(dynamic_checkpoint(root / "checkpoint", "qwen3_5"), root / "package", Recipe(bits=32))
+    return convert(dynamic_checkpoint(root / "checkpoint", request.param), root / "package", Recipe(bits=32))
 
 
 @pytest.fixture(scope="module", params=["cpu", "openvino"])
@@ -50,7 +50,7 @@ def test_logits_follow_the_reference_in_pieces_too(llm: Model, reference: Model)
 
 
 def test_an_image_moves_what_follows(llm: Model) -> None:
-    """By its rows and columns: its positions are those of M-RoPE."""
+    """By its rows and columns: its positions are those of M-RoPE, or learned ones."""
     values = np.zeros((1, 3, 16, 48), np.float32)  # the same pixels in another order
     images = DynamicImage(values), DynamicImage(values.reshape(1, 3, 48, 16) + np.float32(1e-7))
     first, second = (fed(llm, prompt(llm, [5], image, [6]))[-1] for image in images)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ _QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merg
          "min_pixels": 900, "max_pixels": 4000, "resample": 3, **_PIXELS}  # fmt: skip
 _PIXTRAL = {"image_processor_type": "PixtralImageProcessor", "patch_size": 4, "spatial_merge_size": 2,
             "size": {"longest_edge": 64}, "resample": 3, **_PIXELS}  # fmt: skip
+_LFM2_VL = {"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": 4, "downsample_factor": 2,
+            "tile_size": 16, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6, "resample": 2,
+            **_PIXELS}  # fmt: skip
 CASES = {
     "smolvlm": Case("SmolVLMProcessor", _SMOLVLM, 16),
     "smolvlm whole": Case("SmolVLMProcessor", {**_SMOLVLM, "do_image_splitting": False}, 16),
@@ -50,6 +53,9 @@ CASES = {
     "qwen": Case("Qwen2_5_VLProcessor", _QWEN, 0),
     "qwen few pixels": Case("Qwen3VLProcessor", {**_QWEN, "min_pixels": 64, "max_pixels": 1000}, 0),
     "pixtral": Case("PixtralProcessor", _PIXTRAL, 0),
+    "lfm2_vl": Case("Lfm2VlProcessor", _LFM2_VL, 0),
+    "lfm2_vl tiles": Case("Lfm2VlProcessor", {**_LFM2_VL, "use_thumbnail": False, "max_pixels_tolerance": 0.5}, 0),
+    "lfm2_vl whole": Case("Lfm2VlProcessor", {**_LFM2_VL, "do_image_splitting": False}, 0),
 }
 
 
@@ -71,8 +77,23 @@ def together(patches: np.ndarray, side: int, grid: Sequence[int]) -> np.ndarray:
     return apart[:, :, :, :, :, 0].transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * side, columns * side)
 
 
+def apart(made: Mapping[str, Any], side: int) -> list[np.ndarray]:
+    """Tiles [3, height, width] of several sizes, whose patches have red, green and blue of a pixel side by side."""
+    tiles = zip(made["pixel_values"], made["spatial_shapes"], strict=True)
+    return [
+        patches[: rows * columns].reshape(rows, columns, side, side, 3).transpose(4, 0, 2, 1, 3)
+        .reshape(3, rows * side, columns * side)
+        for patches, (rows, columns) in tiles
+    ]  # fmt: skip
+
+
+def flat(values: np.ndarray | list[np.ndarray]) -> np.ndarray:
+    """Tiles of several sizes one behind the other; an array of tiles of one size as it is."""
+    return np.concatenate([tile.ravel() for tile in values]) if isinstance(values, list) else values
+
+
 def opened(case: Case) -> Callable[[Image.Image], np.ndarray]:
-    """transformers' processor: pixel values [tiles, 3, height, width] of an image."""
+    """transformers' processor: pixel values [tiles, 3, height, width] of an image, or those of flat()."""
     import transformers
 
     settings = dict(case.settings)
@@ -83,6 +104,8 @@ def opened(case: Case) -> Callable[[Image.Image], np.ndarray]:
 
     def pixel_values(image: Image.Image) -> np.ndarray:
         made = processor([image], return_tensors="np")
+        if "spatial_shapes" in made:
+            return flat(apart(made, case.settings["encoder_patch_size"]))
         values = np.asarray(made["pixel_values"])
         values = together(values, side, made["image_grid_thw"][0]) if "image_grid_thw" in made else values
         return values.reshape(-1, *values.shape[-3:])

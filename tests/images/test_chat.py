@@ -63,7 +63,7 @@ def test_the_prompt_has_a_token_for_each_row_of_features(llm: Model) -> None:
     assert [tokens.count(mark) for mark in marks] == [6, 1, 1]
     assert sum(token >= FIRST_ID for token in tokens) == request.images[0].tokens == 5 * TILE_TOKENS
     assert IMAGE_TOKEN not in tokens
-    assert request.images[0].pixel_values.shape == (5, 3, 32, 32)
+    assert np.shape(request.images[0].pixel_values) == (5, 3, 32, 32)
 
 
 @pytest.mark.parametrize("given", ["bytes", "path", "pillow", "array", "url", "openai"])

@@ -23,7 +23,7 @@ from embedllm.errors import PackageError
 from embedllm.images.processors import Processor, open_processor
 from embedllm.package.architecture import DynamicVision, Vision
 from tests.golden import make_image_processors
-from tests.golden.make_image_processors import CASES, PATH, noise
+from tests.golden.make_image_processors import CASES, PATH, flat, noise
 from tests.support.dynamic_vision import SQUARE, described
 
 FEW = 1e-3  # the part of the values that differ by more than a level
@@ -47,7 +47,7 @@ def dynamic_vision() -> DynamicVision:
 
 def rows_of(name: str, pixels: np.ndarray) -> int:
     """Rows of features that these pixels become."""
-    return 4 * len(pixels) if CASES[name].tile else pixels[0, 0].size // SQUARE**2
+    return 4 * len(pixels) if CASES[name].tile else pixels.size // (3 * SQUARE**2)
 
 
 def check_levels(found: np.ndarray, expected: np.ndarray, most: int) -> None:
@@ -69,7 +69,7 @@ def test_pixel_values_are_those_of_transformers(tmp_path: Path, name: str) -> No
     assert recorded
     for entry in recorded:
         width, height = entry["size"]
-        found = processor.pixel_values(noise(width, height))
+        found = flat(processor.pixel_values(noise(width, height)))
         assert list(found.shape) == entry["shape"]
         expected = np.frombuffer(zlib.decompress(base64.b64decode(entry["levels"])), np.uint8).reshape(entry["shape"])
         check_levels(levels(found), expected, most=3)
@@ -90,7 +90,7 @@ def test_any_size_is_processed_as_transformers_does(tmp_path_factory: pytest.Tem
         # Qwen's refuse narrower ones; transformers leaves no pixel of Pixtral's, and fails
         assume(min(width, height) * (64 if name == "pixtral" else 200) >= max(width, height))
         image = noise(width, height)
-        check_levels(levels(processor.pixel_values(image)), levels(theirs(image)), most=3)
+        check_levels(levels(flat(processor.pixel_values(image))), levels(theirs(image)), most=3)
 
     check()
 
@@ -129,7 +129,7 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         ({"min_pixels": 5000}, "asks for 5000 pixels at least and 4000 at most"),
         ({"max_pixels": True}, "'max_pixels' is"),
         ({"size": {"shortest_edge": 0, "longest_edge": 10}}, "'size' is"),
-        ({"processor_class": "SmolVLMProcessor"}, "are PixtralProcessor, Qwen2VLProcessor"),
+        ({"processor_class": "SmolVLMProcessor"}, "are Lfm2VlProcessor, PixtralProcessor, Qwen2VLProcessor"),
     ],
 )
 def test_settings_that_do_not_fit_an_encoder_of_any_size_are_refused(
@@ -176,7 +176,47 @@ def test_what_settings_of_pixtral_leave_out_has_a_default(tmp_path: Path) -> Non
     assert open_processor(tmp_path, dynamic_vision(), {}).grid(64, 32) == (2, 4)
 
 
+def test_the_text_of_lfm2_vl_is_that_of_transformers(tmp_path: Path) -> None:
+    """As _build_image_tokens() of processing_lfm2_vl.py writes it: tiles row by row, then all of the image."""
+    processor, tokens = opened(tmp_path, "lfm2_vl"), "<image>" * 4
+    tiles = "".join(f"<|img_row_{row}_col_{column}|>{tokens}" for row in (1, 2) for column in (1, 2, 3))
+    whole = "<|img_thumbnail|>" + "<image>" * 12
+    assert processor.prompt_text(100, 75) == f"<|image_start|>{tiles}{whole}<|image_end|>"
+    assert [tile.shape for tile in processor.pixel_values(noise(100, 75))] == [(3, 16, 16)] * 6 + [(3, 24, 32)]
+    assert processor.prompt_text(17, 16) == f"<|image_start|>{tokens}<|image_end|>"
+    assert (processor.grid(17, 16), processor.token_count(17, 16)) == (None, 4)
+    assert processor.token_count(1, 1) == 4  # at least
+    (tmp_path / "whole").mkdir()
+    assert opened(tmp_path / "whole", "lfm2_vl whole").token_count(300, 300) == 16  # at most
+
+
+def test_tiles_of_lfm2_vl_may_stand_without_marks(tmp_path: Path) -> None:
+    settings = {**CASES["lfm2_vl"].settings, "use_image_special_tokens": False, "use_thumbnail": False}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = open_processor(tmp_path, dynamic_vision(), {})
+    assert processor.prompt_text(100, 75) == "<image>" * 24
+    assert processor.prompt_text(9, 9) == "<image>" * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"encoder_patch_size": 16}, "'encoder_patch_size' is 16 .*, and 4 in its vision encoder"),
+        ({"downsample_factor": 1}, "'downsample_factor' is 1 .*, and 2 in"),
+        ({"tile_size": 20}, "'tile_size' is 20 .*a multiple of 8 pixels"),
+        ({"min_tiles": 7}, "asks for 7 tiles at least and 6 at most"),
+        ({"min_image_tokens": 17}, "asks for 17 tokens of an image at least and 16 at most"),
+        ({"max_pixels_tolerance": 0}, "'max_pixels_tolerance' is 0"),
+    ],
+)
+def test_settings_that_do_not_fit_lfm2_vl_are_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    settings = {**CASES["lfm2_vl"].settings, **change}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(PackageError, match=words):
+        open_processor(tmp_path, dynamic_vision(), {})
+
+
 def test_a_flat_image_stays_flat(tmp_path: Path) -> None:
-    values = opened(tmp_path, "smolvlm").pixel_values(Image.new("RGB", (7, 5), (0, 255, 128)))
+    values = flat(opened(tmp_path, "smolvlm").pixel_values(Image.new("RGB", (7, 5), (0, 255, 128))))
     assert np.allclose(values[:, 0], -1, atol=1e-6)
     assert np.allclose(values[:, 1], 1, atol=1e-6)

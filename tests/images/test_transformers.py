@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,18 @@ import pytest
 from PIL import Image
 
 import embedllm
+from embedllm.backends.base import ImageInput
 from embedllm.backends.images import FIRST_ID
 from embedllm.export import Recipe, convert
-from tests.support.dynamic_vision import CONFIGS, END, IMAGE_TOKEN, SQUARE, START, dynamic_chat_checkpoint
+from tests.support.dynamic_vision import (
+    CONFIGS,
+    END,
+    IMAGE_TOKEN,
+    SQUARE,
+    START,
+    dynamic_chat_checkpoint,
+    siglip2_inputs,
+)
 from tests.support.vision import LONGEST_EDGE, TILE, TILE_TOKENS, chat_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -67,6 +77,12 @@ def test_a_chat_says_what_transformers_says(
         assert list(found.tokens) == expected
 
 
+def tiles_of(images: Sequence[ImageInput]) -> dict[str, Any]:
+    """As pixels_of(), of a processor that needs torchvision: the pixels are ours (tests/images/test_processors.py)."""
+    tiles = siglip2_inputs([tile for image in images for tile in image.pixel_values])
+    return {name: torch.from_numpy(values) for name, values in tiles.items()}
+
+
 def pixels_of(checkpoint: Path, family: str, images: list[Image.Image]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """What transformers' model is given, and the grid of each image's rows of features."""
     if family == "mistral3":  # its processor, which needs torchvision, tells the other one of whole squares
@@ -81,7 +97,7 @@ def pixels_of(checkpoint: Path, family: str, images: list[Image.Image]) -> tuple
 
 
 @pytest.mark.parametrize("device", ["cpu", "openvino"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", [each for each in CONFIGS if each != "lfm2_vl"])
 def test_a_chat_with_images_of_any_size_says_what_transformers_says(tmp_path: Path, family: str, device: str) -> None:
     checkpoint = dynamic_chat_checkpoint(tmp_path / "checkpoint", family)
     model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -101,6 +117,27 @@ def test_a_chat_with_images_of_any_size_says_what_transformers_says(tmp_path: Pa
         with torch.no_grad():
             types = {} if family == "mistral3" else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
             reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels, **types,
+                                   max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+        found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
+    assert list(found.tokens) == reply[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+def test_a_chat_with_tiles_and_a_thumbnail_says_what_transformers_says(tmp_path: Path, device: str) -> None:
+    """LFM2-VL: an image in tiles of one size and all of it in another one, and images that are not split."""
+    checkpoint = dynamic_chat_checkpoint(tmp_path / "checkpoint", "lfm2_vl")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    content = [{"type": "text", "text": "look: "}]
+    for image in pictures((40, 33), (17, 60), (100, 20)):
+        content += [{"type": "image", "image": image}, {"type": "text", "text": " and "}]
+    messages = [{"role": "user", "content": content}]
+    with embedllm.load(convert(checkpoint, tmp_path / "package", Recipe(bits=32)), device=device, exact=True) as llm:
+        request = llm.request(messages)  # type: ignore[arg-type]  # images are no JSON
+        assert [len(image.pixel_values) for image in request.images] == [5, 1, 6]
+        assert [request.prompt.count(token) for token in range(START, START + 4)] == [3, 3, 2, 2]
+        ids = torch.tensor([[IMAGE_TOKEN if token >= FIRST_ID else token for token in request.prompt]])
+        with torch.no_grad():
+            reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **tiles_of(request.images),
                                    max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
         found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
     assert list(found.tokens) == reply[0, ids.shape[1] :].tolist()

@@ -21,6 +21,7 @@ from tests.support.families import (
     ATTENTION_TEMPERATURE,
     BASE,
     DELTA,
+    LFM2_TEXT,
     MROPE,
     PIXTRAL_TOKENS,
     PIXTRAL_VISION,
@@ -30,6 +31,7 @@ from tests.support.families import (
     QWEN3_5_VISION,
     QWEN3_VISION,
     QWEN_TOKENS,
+    SIGLIP2_VISION,
 )
 from tests.support.tiny import write_tokenizer
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 IMAGE_TOKEN, START, END = 300, 301, 302
 QWEN_MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")  # their texts
+LFM2_MARKS = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", "<|img_row_1_col_1|>")
 PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SQUARE = 8  # pixels; the side of what becomes a row of features
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -46,10 +49,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"vision_config": QWEN3_VISION},
     "qwen3_5": {"vision_config": QWEN3_5_VISION},
     "mistral3": {"vision_config": PIXTRAL_VISION, **PIXTRAL_TOKENS},
+    "lfm2_vl": {"vision_config": SIGLIP2_VISION, "projector_hidden_size": 72},
 }
 _TEXTS: dict[str, dict[str, Any]] = {
     "qwen3_5": {**DELTA, **QWEN3_5_HEADS, "linear_conv_kernel_dim": 4},
     "mistral3": {"model_type": "ministral3", "rope_parameters": ATTENTION_TEMPERATURE, "sliding_window": None},
+    "lfm2_vl": {"model_type": "lfm2", **LFM2_TEXT},
 }
 
 
@@ -78,6 +83,22 @@ def dynamic_image(seed: int, rows: int, columns: int) -> DynamicImage:
     """rows, columns: of its features."""
     shape = (1, 3, SQUARE * rows, SQUARE * columns)
     return DynamicImage(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def siglip2_inputs(tiles: Sequence[F32]) -> dict[str, np.ndarray]:
+    """As transformers takes them: [tiles, patches, values], red, green and blue of a pixel side by side.
+
+    tiles: each [3, height, width].
+    """
+    side = SQUARE // 2
+    shapes = [(tile.shape[1] // side, tile.shape[2] // side) for tile in tiles]
+    most = max(rows * columns for rows, columns in shapes)
+    values, mask = np.zeros((len(tiles), most, 3 * side**2), np.float32), np.zeros((len(tiles), most), np.int64)
+    for place, (rows, columns) in enumerate(shapes):
+        apart = tiles[place].reshape(3, rows, side, columns, side).transpose(1, 3, 2, 4, 0)
+        values[place, : rows * columns] = apart.reshape(rows * columns, -1)
+        mask[place, : rows * columns] = 1
+    return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": np.array(shapes)}
 
 
 def dynamic_prompt(*parts: DynamicImage | Sequence[int]) -> tuple[list[int], tuple[DynamicImage, ...]]:
@@ -109,9 +130,10 @@ def dynamic_checkpoint(folder: Path, family: str, config: dict[str, Any] | None 
     assert isinstance(decoder.vision, DynamicVision)
     kernel, side = f"{decoder.vision.patches}.weight", decoder.vision.patch_size
     in_time = decoder.vision.temporal_patch_size
-    tensors[kernel] = tensors[kernel].reshape(-1, 3, *([in_time] if in_time > 1 else []), side, side)
+    if not decoder.vision.patches_channels_last:
+        tensors[kernel] = tensors[kernel].reshape(-1, 3, *([in_time] if in_time > 1 else []), side, side)
     for name in tensors:
-        if name.endswith(".conv1d.weight"):
+        if name.endswith((".conv1d.weight", ".conv.weight")):
             tensors[name] = tensors[name][:, None]
     save_file(tensors, folder / "model.safetensors")
     write_tokenizer(folder, 307)
@@ -132,15 +154,15 @@ def dynamic_chat_checkpoint(folder: Path, family: str, config: dict[str, Any] | 
     write_tokenizer(folder, IMAGE_TOKEN - 10)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])
-    is_pixtral = family == "mistral3"
-    tokenizer.add_special_tokens([*(PIXTRAL_MARKS if is_pixtral else QWEN_MARKS)])
+    chat = _CHATS.get(family, _QWEN)
+    tokenizer.add_special_tokens([*chat.marks])
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    template = _TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]") if is_pixtral else _TEMPLATE
+    template = _TEMPLATE.replace(_QWEN.image, chat.image)
     (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": template}))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PIXTRAL_PIXELS if is_pixtral else PIXELS))
-    if is_pixtral:
-        (folder / "processor_config.json").write_text(json.dumps(PIXTRAL_PROCESSOR))
+    (folder / "preprocessor_config.json").write_text(json.dumps(chat.pixels))
+    if chat.processor:
+        (folder / "processor_config.json").write_text(json.dumps(chat.processor))
     return folder
 
 
@@ -149,3 +171,22 @@ PIXTRAL_PIXELS = {"image_processor_type": "PixtralImageProcessor", "patch_size":
                   "size": {"longest_edge": 64}}  # fmt: skip
 PIXELS = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
           "size": {"shortest_edge": 4 * SQUARE**2, "longest_edge": 30 * SQUARE**2}}  # fmt: skip
+LFM2_PIXELS = {"image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 4, "tile_size": 16,
+               "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6, "max_pixels_tolerance": 1.0}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chat:
+    """What the folder of a family has for chats with images."""
+
+    marks: Sequence[str]  # special tokens, the first one IMAGE_TOKEN
+    image: str  # in the chat template
+    pixels: dict[str, Any]
+    processor: dict[str, Any] | None = None
+
+
+_QWEN = _Chat(marks=QWEN_MARKS, image="<|vision_start|><|image_pad|><|vision_end|>", pixels=PIXELS)
+_CHATS = {
+    "mistral3": _Chat(marks=PIXTRAL_MARKS, image="[IMG]", pixels=PIXTRAL_PIXELS, processor=PIXTRAL_PROCESSOR),
+    "lfm2_vl": _Chat(marks=LFM2_MARKS, image="<image>", pixels=LFM2_PIXELS),
+}

@@ -160,6 +160,10 @@ PIXTRAL_VISION = {"model_type": "pixtral", "hidden_size": 48, "intermediate_size
                   "num_attention_heads": 2, "image_size": 64, "patch_size": 4, "hidden_act": "silu",
                   "initializer_range": 0.2}  # fmt: skip
 PIXTRAL_TOKENS = {"image_token_index": 300, "spatial_merge_size": 2, "tie_word_embeddings": False}
+SIGLIP2_VISION = {"model_type": "siglip2_vision_model", "hidden_size": 48, "intermediate_size": 80,
+                  "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 4, "num_patches": 25,
+                  "vision_use_head": False}  # fmt: skip
+LFM2_TEXT = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
 SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -441,6 +445,14 @@ FAMILIES: dict[str, Case] = {
     "lfm2 biases": case("lfm2", "Lfm2Config", "biases, convolution over 4 tokens, untied head, attention last",
                         layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4, head_dim=...,
                         block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
+    "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
+                    text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,
+                    image_token_id=300, projector_hidden_size=72),
+    "lfm2_vl plain": case("lfm2_vl", "Lfm2VlConfig", "projector without norm and biases, untied head",
+                          text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT, "conv_bias": True},
+                          vision_config={**SIGLIP2_VISION, "num_patches": 9, "hidden_act": "gelu"}, image_token_id=300,
+                          projector_hidden_size=72, projector_bias=False, projector_use_layernorm=False,
+                          tie_word_embeddings=False),
     "lfm2_moe": case("lfm2_moe", "Lfm2MoeConfig", "convolutions, 2 of 4 experts, score correction bias, in two of "
                      "three layers",
                      num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1,

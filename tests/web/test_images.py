@@ -114,7 +114,7 @@ def test_tiles_are_exactly_those_of_the_desktop(
     settings, image = {**SETTINGS, "resample": resample}, noise(*size)
     expected = processor_of(tmp_path, settings)
     found = page.in_worker(TILES, {"image": encoded(image), "settings": settings, "vision": VISION})
-    values = expected.pixel_values(image)
+    values = np.asarray(expected.pixel_values(image))
     tiles = np.array(found["tiles"]).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(tiles, levels(values))
     np.testing.assert_array_equal(np.array(found["values"], np.float32), values[0].ravel())
@@ -313,7 +313,7 @@ def test_features_beside_a_gpu_are_those_of_the_desktop(is_on_gpu: bool, page: P
     package = open_package(folder)
     vision = package.decoder.vision
     assert isinstance(vision, Vision)
-    pixels = open_processor(folder, vision, {}).pixel_values(Image.open(picture).convert("RGB"))
+    pixels = np.asarray(open_processor(folder, vision, {}).pixel_values(Image.open(picture).convert("RGB")))
     expected = open_on_cpu(package, ort.SessionOptions(), VISION_GPU_FLOAT32).encode(pixels[:1])
     page.in_worker(LOAD, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
     image = {"image": base64.b64encode(picture.read_bytes()).decode(), "isOnGpu": is_on_gpu}

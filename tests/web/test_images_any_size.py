@@ -96,7 +96,7 @@ def test_pixels_are_exactly_those_of_the_desktop(
     own = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "layers": [{"attention": {"heads": 2}}]}
     argument = {"settings": settings, "vision": own, "size": size, "image": encoded(image)}
     found = page.in_worker(PROCESS, argument)
-    values = expected.pixel_values(image)
+    values = np.asarray(expected.pixel_values(image))
     assert found["dims"] == list(values.shape)
     np.testing.assert_array_equal(np.array(found["values"], np.float32), values.ravel())
     assert (tuple(found["grid"]), found["tokens"]) == (expected.grid(*size), expected.token_count(*size))

@@ -10,7 +10,7 @@ from embedllm.package.architecture import Attention, Layer, Linear, Vision
 _NAMES = Names(
     attention_norm="layer_norm1", mlp_norm="layer_norm2", o="self_attn.out_proj", up="mlp.fc1", down="mlp.fc2", gate=""
 )
-_NORM = NormKind(kind="layer", bias=True, key="layer_norm_eps")
+NORM = NormKind(kind="layer", bias=True, key="layer_norm_eps")
 
 
 def describe_siglip(
@@ -45,8 +45,8 @@ def describe_siglip(
             rows=patches,
             columns=sizes.hidden,
         ),
-        layers=tuple(_layer(config, sizes, source, index) for index in range(sizes.layers)),
-        norm=_NORM.named(config, "vision.norm", f"{source}.post_layernorm", sizes.hidden),
+        layers=tuple(siglip_layer(config, sizes, source, index) for index in range(sizes.layers)),
+        norm=NORM.named(config, "vision.norm", f"{source}.post_layernorm", sizes.hidden),
         pixel_shuffle=pixel_shuffle,
         projector=Linear(
             name="vision.projector", source=projector, rows=hidden, columns=sizes.hidden * pixel_shuffle**2
@@ -54,8 +54,9 @@ def describe_siglip(
     )
 
 
-def _layer(config: Config, sizes: Sizes, source: str, index: int) -> Layer:
-    parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=_NORM, transposed=False,
+def siglip_layer(config: Config, sizes: Sizes, source: str, index: int) -> Layer:
+    """A layer of an encoder whose tensors begin with `source`."""
+    parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=NORM, transposed=False,
                   name=f"vision.layers.{index}", source=f"{source}.encoder.layers.{index}")  # fmt: skip
     q, k, v = parts.qkv(groups=1, bias=True, pairs=0)
     active = activation(config, "hidden_act", "gelu_pytorch_tanh")

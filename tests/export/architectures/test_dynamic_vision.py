@@ -15,7 +15,14 @@ from embedllm import Model
 from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import image_ids, images_of, place_images
 from embedllm.export import Recipe, convert
-from tests.support.dynamic_vision import IMAGE_TOKEN, SQUARE, DynamicImage, dynamic_image, dynamic_prompt
+from tests.support.dynamic_vision import (
+    IMAGE_TOKEN,
+    SQUARE,
+    DynamicImage,
+    dynamic_image,
+    dynamic_prompt,
+    siglip2_inputs,
+)
 from tests.support.families import FAMILIES, make_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -25,6 +32,7 @@ pytestmark = pytest.mark.peer
 TOLERANCE = 1e-4  # of the spread: both sides compute in float32
 RECURRENT = 3e-4  # the rounding of a state adds up over the tokens: 0.00011 in 20 of them
 REPLY = 12  # tokens
+WITHOUT_TYPES = ("mistral3", "lfm2_vl")  # those whose positions images do not move
 WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
 PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
     "text behind": (WIDE, [5, 6, 7]),
@@ -41,7 +49,8 @@ class Made(NamedTuple):
 
 SLOW = pytest.mark.slow
 FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", pytest.param("qwen3_vl_moe", marks=SLOW),
-                     pytest.param("qwen3_5_moe", marks=SLOW), "mistral3", "mistral3 small"]  # fmt: skip
+                     pytest.param("qwen3_5_moe", marks=SLOW), "mistral3", "mistral3 small", "lfm2_vl",
+                     "lfm2_vl plain"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES_THAT_SEE)
@@ -72,6 +81,9 @@ def pixels(model_type: str, images: Sequence[DynamicImage]) -> dict[str, Any]:
         return {}
     if model_type == "mistral3":
         return padded(images)
+    if model_type == "lfm2_vl":
+        inputs = siglip2_inputs([image.pixel_values[0] for image in images])
+        return {name: torch.from_numpy(values) for name, values in inputs.items()}
     grids = torch.tensor([[1, *(2 * side for side in image.grid)] for image in images])
     return {
         "pixel_values": torch.from_numpy(np.concatenate([patches(image) for image in images])),
@@ -122,7 +134,7 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
 
     ids = torch.tensor([tokens])
     model_type = made.theirs.config.model_type
-    types = {} if model_type == "mistral3" else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+    types = {} if model_type in WITHOUT_TYPES else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
     inputs = {"input_ids": ids, **types, **pixels(model_type, images)}
     with torch.no_grad():
         logits = made.theirs(**inputs).logits[0].numpy()

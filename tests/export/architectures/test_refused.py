@@ -41,6 +41,7 @@ OWN = {
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4": {"vocab_size_per_layer_input": 307},
     "gemma4_text": {"vocab_size_per_layer_input": 307},
+    "lfm2_vl": {"full_attn_idxs": [1]},
     "lfm2_moe": {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_next": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
@@ -64,6 +65,9 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     values.pop("hidden_act") if "hidden_act" not in overrides else None
     if family == "mistral3":
         values["model_type"] = values.get("text_model", "ministral3")
+    if family == "lfm2_vl":
+        return {"model_type": family, "text_config": {**values, "model_type": "lfm2"}, "image_token_id": 300,
+                "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
@@ -199,6 +203,28 @@ def test_a_value_of_the_wrong_kind_is_named(family: str, values: dict[str, objec
 )
 def test_a_vision_encoder_that_is_not_pixtral_s_is_refused(values: dict[str, object], says: str) -> None:
     whole = {**config("mistral3"), "image_token_index": 300, "vision_config": {"model_type": "pixtral"}}
+    assert describe(Config(whole)).vision is not None
+    with pytest.raises(ExportError, match=says):
+        describe(Config({**whole, **values}))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"text_config": None}, "has no 'text_config'"),
+        ({"vision_config": None}, "has no 'vision_config'"),
+        ({"text_config": {"model_type": "llama"}}, "the text model is a 'llama'; the description knows lfm2"),
+        ({"vision_config": {"model_type": "siglip"}}, "the vision encoder is a 'siglip'; .*siglip2_vision_model"),
+        ({"vision_config": {"num_channels": 1}}, "num_channels is 1 in vision_config; expected 3"),
+        ({"vision_config": {"num_patches": 255}}, "num_patches is 255; expected a square number"),
+        ({"vision_config": {"hidden_act": "tanh"}}, "hidden_act is 'tanh'"),
+        ({"vision_feature_layer": -2}, "vision_feature_layer is -2; expected -1"),
+        ({"projector_hidden_act": "silu"}, "projector_hidden_act is 'silu'; expected gelu"),
+        ({"image_token_id": 307}, "image_token_id is 307; expected a token of the model, 0 to 306"),
+    ],
+)
+def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: str) -> None:
+    whole = config("lfm2_vl")
     assert describe(Config(whole)).vision is not None
     with pytest.raises(ExportError, match=says):
         describe(Config({**whole, **values}))
