@@ -43,6 +43,11 @@ def encoder_inputs(vision: Vision | DynamicVision, pixel_values: F32) -> dict[st
         raise ValueError(
             f"the pixels of an image are {list(shape)}; expected [1, 3, height, width], of multiples of {factor}."
         )
+    if vision.positions_by_axis and max(shape[2:]) > vision.positions_side * vision.patch_size:
+        raise ValueError(
+            f"the pixels of an image are {list(shape)}; its model has positions of {vision.positions_side} patches a "
+            f"side, {vision.positions_side * vision.patch_size} pixels."
+        )
     pixels = np.ascontiguousarray(pixel_values, np.float32)
     return {"pixel_values": pixels, **_grid_inputs(vision, shape[2], shape[3])}
 
@@ -56,7 +61,9 @@ def _grid_inputs(vision: DynamicVision, height: int, width: int) -> dict[str, np
     inputs: dict[str, np.ndarray] = {PATCH_ORDER: order}
     if vision.has_rope:
         inputs |= zip(ROPE, _rotations(vision, row, column), strict=True)
-    if vision.positions is not None:
+    if vision.positions is not None and vision.positions_by_axis:
+        inputs |= zip(POSITIONS, _axes(vision, row, column), strict=True)
+    elif vision.positions is not None:
         interpolate = _antialiased if vision.antialias else _corners
         inputs |= zip(POSITIONS, interpolate(vision.positions, (row, rows), (column, columns)), strict=True)
     if vision.window:
@@ -65,13 +72,14 @@ def _grid_inputs(vision: DynamicVision, height: int, width: int) -> dict[str, np
 
 
 def _rotations(vision: DynamicVision, row: NDArray[np.int64], column: NDArray[np.int64]) -> tuple[F32, F32]:
-    """2-D RoPE: half of the pairs by the row, half by the column."""
+    """2-D RoPE: half of the pairs by the row, half by the column, in the order of the model."""
     half = vision.head_dim // 2
+    axes = (column, row) if vision.rope_column_first else (row, column)
     steps = np.arange(0, half, 2, dtype=np.float32)
     angles = np.concatenate(
         [
             at.astype(np.float32)[:, None] * _frequencies(vision, (steps + shift) / np.float32(half))
-            for at, shift in ((row, 0), (column, 1 if vision.rope_interleaved else 0))
+            for at, shift in zip(axes, (0, 1 if vision.rope_interleaved else 0), strict=True)
         ],
         axis=1,
     )
@@ -80,6 +88,12 @@ def _rotations(vision: DynamicVision, row: NDArray[np.int64], column: NDArray[np
 
 def _frequencies(vision: DynamicVision, exponents: F32) -> F32:
     return (1 / np.power(np.float32(vision.rope_base), exponents)).astype(np.float32)
+
+
+def _axes(vision: DynamicVision, row: NDArray[np.int64], column: NDArray[np.int64]) -> tuple[NDArray[np.int64], F32]:
+    """The learned positions of the column and of the row of each patch, and their weights, which are 1."""
+    places = np.stack([column, vision.positions_side + row])
+    return places, np.ones((*places.shape, 1), np.float32)
 
 
 def _corners(

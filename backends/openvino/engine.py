@@ -73,7 +73,7 @@ def compile_folder(
         if takes_images:
             add_images(model, package.decoder)
             if package.decoder.images_are_bidirectional:
-                add_last_seen(model)
+                add_last_seen(model, in_windows=package.decoder.images_are_whole_in_windows_only)
         if cut_logits:
             cut_positions(model, package.architecture, gives_hidden=gives_hidden)
         return core().compile_model(model, target, properties)

@@ -31,6 +31,7 @@ from embedllm.backends.openvino.vision import (
 from embedllm.backends.sessions.hidden_rows import OF_PROMPT, HiddenRows
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
+from embedllm.images.aspect_ratio import most_tokens
 from embedllm.package.architecture import Vision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import LAST_HIDDEN_STATE
@@ -41,7 +42,6 @@ op = ov.opset13
 
 if TYPE_CHECKING:
     from embedllm.backends.base import BatchRow, KeyValues, Span
-    from embedllm.package.architecture import Decoder
     from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 
@@ -88,9 +88,9 @@ class PagedEngine:
             raise DeviceError(f"layers of '{package.name}' attend in chunks, which paged attention does not do.")
         if package.decoder.is_recurrent:
             raise DeviceError(f"layers of '{package.name}' keep a state of fixed size, which has no pages.")
-        if _exceeds_a_window(package.decoder):
+        if _exceeds_a_window(package):
             raise DeviceError(
-                f"an image of '{package.name}' has more tokens than a window, and paged attention lets all of them "
+                f"an image of '{package.name}' may be longer than a window, and paged attention lets all tokens of it "
                 "attend to one another."
             )
         self.max_batch = MAX_BATCH if joins else 1
@@ -110,7 +110,7 @@ class PagedEngine:
             model = core().read_model(path, package.weights)
             paged_attention(model)
             if self.images is not None and self.images.bidirectional:
-                add_token_types(model)
+                add_token_types(model, in_windows=package.decoder.images_are_whole_in_windows_only)
             if self.images is not None:
                 add_images(model, package.decoder)
             cut_rows(model, package.decoder, gives_hidden=gives_hidden)
@@ -318,10 +318,13 @@ class PagedSession:
         self._blocks, self.capacity = [], 0
 
 
-def _exceeds_a_window(decoder: Decoder) -> bool:
-    """Whether an image whose tokens attend to one another is longer than a layer's window."""
-    vision, windows = decoder.vision, [attention.window for attention in decoder.attentions]
-    return isinstance(vision, Vision) and vision.bidirectional and any(w and w < vision.tile_tokens for w in windows)
+def _exceeds_a_window(package: Package) -> bool:
+    """Whether an image whose tokens attend to one another may be longer than a layer's window."""
+    decoder = package.decoder
+    if not decoder.images_are_bidirectional:
+        return False
+    longest = decoder.vision.tile_tokens if isinstance(decoder.vision, Vision) else most_tokens(package.folder)
+    return any(attention.window and attention.window < longest for attention in decoder.attentions)
 
 
 def _inputs(

@@ -26,9 +26,11 @@ op = ov.opset13
 MOVED = "rope_positions"
 IMAGE_INPUTS = ("image_features", "image_positions", MOVED, *ROPE_TABLES)
 TOKEN_TYPES = "token_type_ids"
-_TOKEN_TYPES_INPUT = 25  # of PagedAttentionExtension (OpenVINO 2026.4), [tokens]: 1 for an image's, or none at all
+# inputs of PagedAttentionExtension (OpenVINO 2026.4)
+_WINDOW_INPUT = 10  # tokens; the constant 0: all. The others are computed from that of the mask
+_TOKEN_TYPES_INPUT = 25  # [tokens]: 1 for an image's, or none at all
 LAST_SEEN = "last_seen"
-_QUERIES = "queries.flat"  # of export/openvino/masks.py
+_EARLIER, _FULL_MASK = "earlier", "mask.both"  # of export/openvino/masks.py
 # what a decoder's first layer is given, by the first of these layers that the model has
 _EMBEDDED = ("embedding.normed", "embedding.with_positions", "embedding.multiplied", "embedding.columns", "embedding")
 
@@ -135,11 +137,11 @@ def _rows() -> ov.Node:
     return op.constant(0, ov.Type.i64)
 
 
-def add_token_types(model: ov.Model) -> None:
+def add_token_types(model: ov.Model, *, in_windows: bool = False) -> None:
     """Adds the input `token_type_ids` [tokens] to paged attention: neighbours of the type 1 attend to one another.
 
-    So would two images without a token between them, which the prompts of such models do not have. Raises
-    RuntimeError where it has no such input.
+    in_windows: in layers that have a window only. Two images without a token between them would attend to one another,
+    too; the prompts of such models do not have those. Raises RuntimeError where it has no such input.
     """
     types = op.parameter([-1], ov.Type.i32, name=TOKEN_TYPES)
     types.output(0).set_names({TOKEN_TYPES})
@@ -148,6 +150,9 @@ def add_token_types(model: ov.Model) -> None:
             continue
         if node.get_input_size() <= _TOKEN_TYPES_INPUT:
             raise RuntimeError("paged attention has no input for types of tokens")
+        window = node.input_value(_WINDOW_INPUT).get_node()
+        if in_windows and isinstance(window, ov.op.Constant) and not window.data.any():
+            continue
         node.input(_TOKEN_TYPES_INPUT).replace_source_output(types.output(0))
     model.add_parameters([types])
     model.validate_nodes_and_infer_types()
@@ -160,17 +165,21 @@ def token_types(count: int, places: Sequence[int]) -> np.ndarray:
     return types
 
 
-def add_last_seen(model: ov.Model) -> None:
+def add_last_seen(model: ov.Model, *, in_windows: bool = False) -> None:
     """Adds the input `last_seen` [T]: the last position that each token attends to, in place of its own.
 
-    Raises RuntimeError.
+    in_windows: in layers that have a window only. Raises RuntimeError.
     """
     named = {node.get_friendly_name(): node for node in model.get_ops()}
-    if _QUERIES not in named:
-        raise RuntimeError(f"the model has no '{_QUERIES}' of its masks")
+    if _EARLIER not in named:
+        raise RuntimeError(f"the model has no '{_EARLIER}' of its masks")
     seen = op.parameter([-1], ov.Type.i64, name=LAST_SEEN)
     seen.output(0).set_names({LAST_SEEN})
-    for reader in named[_QUERIES].output(0).get_target_inputs():
-        reader.replace_source_output(seen.output(0))
+    earlier = named[_EARLIER]
+    readers = earlier.output(0).get_target_inputs()
+    whole = op.less_equal(earlier.input_value(0), op.unsqueeze(seen, op.constant(1, ov.Type.i64)))
+    for reader in readers:
+        if not (in_windows and reader.get_node().get_friendly_name() == _FULL_MASK):
+            reader.replace_source_output(whole.output(0))
     model.add_parameters([seen])
     model.validate_nodes_and_infer_types()

@@ -9,9 +9,9 @@ import numpy as np
 from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.math import activated, softmax
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture import DynamicVision, PatchPooler
 from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOWS
-from embedllm.package.tensors import PATCHES
+from embedllm.package.tensors import PATCHES, POOLED
 
 if TYPE_CHECKING:
     from embedllm.backends.reference.layers import Weights
@@ -45,7 +45,7 @@ class ReferenceDynamicVision(Layers):
                 for place, each in enumerate(vision.deepstack)
                 if each.layer == index
             }
-        return np.concatenate([self._merged(vision.merger, x), *(deepstack[at] for at in sorted(deepstack))], axis=1)
+        return np.concatenate([self._rows(x), *(deepstack[at] for at in sorted(deepstack))], axis=1)
 
     def _patches(self, pixels: F32) -> F32:
         """Row by row, [patches, hidden]: each as many times in time as the convolution has images."""
@@ -63,7 +63,8 @@ class ReferenceDynamicVision(Layers):
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         if self._vision.has_rope:
             q, k = self._rotated(q, attention.rope), self._rotated(k, attention.rope)
-        scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))
+        scale = 1 / np.sqrt(attention.head_dim) if attention.scale is None else attention.scale
+        scores = q @ k.transpose(0, 2, 1) * np.float32(scale)
         if self._vision.has_windows(index):
             window_of = np.empty(q.shape[1], np.int64)
             for number, (patches, mask) in enumerate(
@@ -77,6 +78,19 @@ class ReferenceDynamicVision(Layers):
         cos, sin = (self._inputs[name] for name in ROPE)
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _rows(self, x: F32) -> F32:
+        """The features that the layers' output becomes, those of DeepStack aside."""
+        merger = self._vision.merger
+        return self._pooled(merger, x) if isinstance(merger, PatchPooler) else self._merged(merger, x)
+
+    def _pooled(self, pooler: PatchPooler, x: F32) -> F32:
+        square = self._vision.merge_size**2
+        rows: F32 = x.reshape(-1, square, x.shape[1]).mean(axis=1) * np.float32(pooler.multiplier)
+        if pooler.standardize:
+            bias, scale = (self._weights.tensor(f"{POOLED}.{part}") for part in ("std_bias", "std_scale"))
+            rows = (rows - bias) * scale
+        return self._linear(self._norm(rows, pooler.norm), pooler.projector)
 
     def _merged(self, merger: PatchMerger, x: F32) -> F32:
         over_square = merger.norm.size == merger.square

@@ -250,7 +250,8 @@ class Layers:
         scores = capped(products / by, attention.softcap)
         query_at = np.arange(self.position, self.position + q.shape[1])[:, None]
         key_at = np.arange(key.shape[1])[None, :]
-        seen = key_at <= (query_at if self._last_seen is None else self._last_seen[:, None])
+        last_seen = self._last_seen if self._weights.decoder.sees_images_whole(attention) else None
+        seen = key_at <= (query_at if last_seen is None else last_seen[:, None])
         if attention.window is not None:
             seen &= key_at > query_at - attention.window
         if attention.chunk is not None:
@@ -386,11 +387,19 @@ class Layers:
         return total
 
     def _linear(self, x: F32, linear: Linear) -> F32:
+        x = self._clipped(x, linear, "input")
         product = x @ self._weights.matrix(linear).T
         if self._adapter is not None and linear.name in self._adapter.factors:
             a, b = self._adapter.factors[linear.name]
             product = product + x @ a @ b
-        return product + self._weights.tensor(f"{linear.name}.bias") if linear.bias else product
+        product = product + self._weights.tensor(f"{linear.name}.bias") if linear.bias else product
+        return self._clipped(product, linear, "output")
+
+    def _clipped(self, x: F32, linear: Linear, side: str) -> F32:
+        """What a clipped linear reads or makes. side: "input" or "output"."""
+        if not linear.clip:
+            return x
+        return np.clip(x, *(self._weights.tensor(f"{linear.name}.{side}_{end}")[0] for end in ("min", "max")))
 
     def _norm(self, x: F32, norm: Norm | None) -> F32:
         """x [..., size] normed; with weights of their own for heads, x is [heads, T, size]."""

@@ -1,7 +1,7 @@
 """Image processors: how an image of any size becomes the tiles that a vision encoder reads, and the text of a prompt.
 
-A row of a table below makes each from the folder's settings; those of images that keep their size are in
-dynamic_size.py, lfm2_vl.py and pixtral.py. The results equal those of the processors of the same names in transformers
+A row of a table below makes each from the folder's settings; those of images of any size are in dynamic_size.py,
+lfm2_vl.py, pixtral.py and aspect_ratio.py. The results equal those of the processors of the same names in transformers
 5.23 (tests/images/test_processors.py), whose rules of sizes these are.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.errors import PackageError
+from embedllm.images.aspect_ratio import open_aspect_ratio
 from embedllm.images.dynamic_size import open_dynamic_size
 from embedllm.images.lfm2_vl import open_lfm2_vl
 from embedllm.images.pixtral import open_pixtral
@@ -216,6 +217,7 @@ DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, st
     **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size),
     "Lfm2VlProcessor": open_lfm2_vl,
     "PixtralProcessor": open_pixtral,
+    "Gemma4Processor": open_aspect_ratio,
 }
 
 

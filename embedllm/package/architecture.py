@@ -142,6 +142,9 @@ class Linear:
     bias: bool = False
     origin: Origin | None = None
     weight_multiplier: float = 1.0  # of the source's weights; what is stored is multiplied by it
+    # clipped linear (Gemma 4): x and y are clamped to what four tensors of the source say, a number each:
+    # clip.input_min, clip.input_max, clip.output_min, clip.output_max
+    clip: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -568,6 +571,29 @@ class PatchMerger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PatchPooler:
+    """Patches of a square as one row (Gemma 4): projector(norm(multiplier * their mean)).
+
+    standardize: the source's tensors standardize.std_bias and .std_scale, [hidden]: what is normed is
+    (multiplier * mean - std_bias) * std_scale; empty: multiplier * mean.
+    """
+
+    norm: Norm
+    projector: Linear
+    multiplier: float
+    standardize: str = ""
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        return (self.norm,)
+
+    @property
+    def matrices(self) -> tuple[Linear, ...]:
+        """In the order in which they are multiplied by."""
+        return (self.projector,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeepStack:
     """Features of an earlier layer (DeepStack, Meng et al. 2024), added to the stream behind a layer of the decoder."""
 
@@ -582,7 +608,7 @@ class DynamicVision:
     x = patches_norm(patches(image)) + positions; layers with 2-D RoPE or without; merger. Rows of the result are side
     by side, [rows, hidden * (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those
     of their window only. 2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its
-    column. Without: SigLIP 2's NaFlex (Tschannen et al. 2025).
+    column; the other way round where `rope_column_first`. Without: SigLIP 2's NaFlex (Tschannen et al. 2025).
     """
 
     image_token: int  # the placeholder that prompts have, once for each row
@@ -592,10 +618,11 @@ class DynamicVision:
     patches: str  # the source's convolution: [hidden, 3, temporal_patch_size, patch_size, patch_size]
     patches_bias: bool
     rope_base: float  # 0: layers have no RoPE
-    # learned, of a square grid of patches, row by row; interpolated bilinearly, corners on corners
+    # learned, of a square grid of patches, row by row; interpolated bilinearly, corners on corners. Where
+    # `positions_by_axis`: a half of the rows is of columns, the other of rows; both of a patch are added
     positions: Linear | None
     layers: tuple[Layer, ...]
-    merger: PatchMerger
+    merger: PatchMerger | PatchPooler
     patches_norm: Norm | None = None
     patches_channels_last: bool = False  # the source's convolution is a matrix [hidden, patch_size * patch_size * 3]
     antialias: bool = False  # positions are resized as an image is, edges on edges: to fewer by wider kernels
@@ -604,6 +631,10 @@ class DynamicVision:
     window: int = 0  # squares along the side of a window; 0: there are none
     full_layers: tuple[int, ...] = ()  # with windows: layers whose patches see all others
     deepstack: tuple[DeepStack, ...] = ()
+    rope_column_first: bool = False
+    positions_by_axis: bool = False
+    # in the decoder, the tokens of an image all see each other in layers that have a window, within that
+    bidirectional_in_windows: bool = False
 
     @property
     def hidden(self) -> int:
@@ -625,9 +656,15 @@ class DynamicVision:
         return self.rope_base > 0
 
     @property
-    def mergers(self) -> tuple[PatchMerger, ...]:
+    def mergers(self) -> tuple[PatchMerger | PatchPooler, ...]:
         """In the order of their features."""
         return (self.merger, *(each.merger for each in self.deepstack))
+
+    @property
+    def positions_side(self) -> int:
+        """The most patches along a side, where positions are by axis."""
+        assert self.positions is not None
+        return self.positions.rows // 2
 
     def has_windows(self, index: int) -> bool:
         """Whether patches in layer `index` see those of their window only."""
@@ -703,8 +740,20 @@ class Decoder:
 
     @property
     def images_are_bidirectional(self) -> bool:
-        """Whether the tokens of an image attend to one another in the decoder."""
-        return isinstance(self.vision, Vision) and self.vision.bidirectional
+        """Whether the tokens of an image attend to one another in the decoder, in any of its layers."""
+        if isinstance(self.vision, DynamicVision):
+            return self.vision.bidirectional_in_windows
+        return self.vision is not None and self.vision.bidirectional
+
+    @property
+    def images_are_whole_in_windows_only(self) -> bool:
+        """Whether they attend to one another in layers that have a window, and in no others."""
+        return isinstance(self.vision, DynamicVision) and self.vision.bidirectional_in_windows
+
+    def sees_images_whole(self, attention: Attention) -> bool:
+        """Whether they attend to one another there."""
+        in_all = not self.images_are_whole_in_windows_only
+        return self.images_are_bidirectional and (in_all or attention.window is not None)
 
     @property
     def is_draft_head(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from embedllm.errors import PackageError
 from embedllm.package import architecture as described
-from embedllm.package.architecture import Decoder, DeltaNet, DynamicVision, Mamba2, Moe, ShortConv
+from embedllm.package.architecture import Decoder, DeltaNet, DynamicVision, Mamba2, Moe, PatchPooler, ShortConv
 from embedllm.package.external_graph import ExternalGraph
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def _in_unions() -> frozenset[object]:
     """The dataclasses that say what they are; in others, a field of that name is one as all are."""
     # not Attention, Mlp, Vision and Decoder, which have been there before there was a choice
     unions = (*typing.get_args(described.RopeScaling), *typing.get_args(described.PositionBias))
-    return frozenset((*unions, Moe, ShortConv, DeltaNet, Mamba2, DynamicVision, ExternalGraph))
+    return frozenset((*unions, Moe, ShortConv, DeltaNet, Mamba2, DynamicVision, PatchPooler, ExternalGraph))
 
 
 def _read(kind: type[T], data: object, where: str) -> T:

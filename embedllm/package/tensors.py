@@ -23,6 +23,7 @@ from embedllm.package.architecture import (
     Moe,
     Norm,
     Origin,
+    PatchPooler,
     RelativePositionBias,
     ShortConv,
     Vision,
@@ -33,6 +34,8 @@ from embedllm.package.recurrent_state import mixer_states
 ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
 DRAFT_TOKENS = "draft_tokens"  # of a draft head with fewer rows than there are tokens: the token of each, I32
 PATCHES = "vision.patches"  # the stored convolution of Vision.patches
+POOLED = "vision.pooled"  # begins the names of what is stored of PatchPooler.standardize
+CLIPS = ("input_min", "input_max", "output_min", "output_max")  # of Linear.clip, and end the names of what is stored
 _CHANNELS = 3  # of an image
 
 
@@ -206,7 +209,10 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
         found += [part and part.norm for part in (layer.per_layer_input, layer.altup, layer.laurel)]
     found += [decoder.norm, *(step.norm for step in (decoder.encoder.dense if decoder.encoder else ()))]
     if decoder.vision is not None:
-        found += [norm for layer in decoder.vision.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        for layer in decoder.vision.layers:
+            mixer = layer.attention
+            inner = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
+            found += [layer.attention_norm, *inner, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm]
         if isinstance(decoder.vision, DynamicVision):
             mergers = decoder.vision.mergers
             found += [decoder.vision.patches_norm, *(norm for merger in mergers for norm in merger.norms)]
@@ -232,6 +238,9 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
         if linear.bias:
             source = f"{linear.source}.bias"
             yield Vector(name=f"{linear.name}.bias", source=source, size=linear.rows, origin=linear.origin)
+        if linear.clip:
+            for part in CLIPS:
+                yield Vector(name=f"{linear.name}.{part}", source=f"{linear.clip}.{part}", size=1)
     for index, layer in enumerate(decoder.layers):
         if layer.scale:
             yield Vector(name=scale_name(index), source=layer.scale, size=1)
@@ -259,14 +268,19 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
 
 
 def _patch_vectors(vision: Vision | DynamicVision) -> Iterator[Vector]:
-    """The convolution that makes patches, whose kernels are rows of `patch_size` values in the source, or one row."""
+    """The convolution that makes patches, whose kernels are rows of `patch_size` values in the source, or one row; what
+    standardizes pools."""
     source, kernel = vision.patches, _CHANNELS * vision.patch_size**2
     is_dynamic = isinstance(vision, DynamicVision)
     size = vision.hidden * kernel * (vision.temporal_patch_size if is_dynamic else 1)
     width = kernel if is_dynamic and vision.patches_channels_last else vision.patch_size
     yield Vector(name=f"{PATCHES}.weight", source=f"{source}.weight", size=size, width=width)
+    if is_dynamic and isinstance(vision.merger, PatchPooler) and vision.merger.standardize:
+        for part in ("std_bias", "std_scale"):
+            source = f"{vision.merger.standardize}.{part}"
+            yield Vector(name=f"{POOLED}.{part}", source=source, size=vision.hidden)
     if not is_dynamic or vision.patches_bias:
-        yield Vector(name=f"{PATCHES}.bias", source=f"{source}.bias", size=vision.hidden)
+        yield Vector(name=f"{PATCHES}.bias", source=f"{vision.patches}.bias", size=vision.hidden)
 
 
 def scale_name(index: int) -> str:

@@ -98,7 +98,7 @@ class HuggingFaceSource:
         tensor = self._tensor(name)
         if tensor is None:
             raise ExportError(f"'{self.folder}' has no tensor '{name}', which its config.json calls for.")
-        found = tensor.shape if len(tensor.shape) < 2 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+        found = tensor.shape or (1,) if len(tensor.shape) < 2 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
         if found != shape:
             raise ExportError(f"tensor '{name}' is {list(tensor.shape)}; config.json calls for {list(shape)}.")
         if tensor.dtype not in FLOATS:

@@ -74,6 +74,7 @@ class Attentions:
             return attend_plainly(self.graph, attention, number, qkv, self.lengths, self.total(), bias)
         graph = self.graph
         scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
+        sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention)
         tables, rows, inside = ["", ""], "", ["", ""]
         number = self.decoder.kv_number(index)
         past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
@@ -86,7 +87,7 @@ class Attentions:
             if attention.rope is not None and rotates_inside(attention, self.decoder):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
                 rows = self.positions if self.variant.takes_positions(self.decoder) else ""
-            if self.variant.bidirectional:
+            if sees_whole:
                 attributes["causal"] = 0
             elif attention.window is not None:
                 attributes["local_window_size"] = attention.window
@@ -248,7 +249,8 @@ class Attentions:
 
     def image_bias(self, attention: Attention) -> str:
         """What scores of an image's tokens have added, where these attend to one another: not all see all."""
-        if not self.variant.bidirectional or attention.window is None or attention.window >= self.decoder.context:
+        sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention)
+        if not sees_whole or attention.window is None or attention.window >= self.decoder.context:
             return ""
         return self.window_mask(attention.window)
 

@@ -16,7 +16,17 @@ from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Linear, Mlp, PatchMerger
+from embedllm.package.architecture import (
+    Attention,
+    Decoder,
+    DynamicVision,
+    Layer,
+    Linear,
+    Mlp,
+    Norm,
+    PatchMerger,
+    PatchPooler,
+)
 from embedllm.package.graph_variants import (
     PATCH_ORDER,
     POSITIONS,
@@ -27,7 +37,7 @@ from embedllm.package.graph_variants import (
     GraphVariant,
 )
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import PATCHES
+from embedllm.package.tensors import PATCHES, POOLED
 
 
 def build(
@@ -62,7 +72,9 @@ class _Emitter:
                     graph.scope = f"vision.deepstack.{place}"
                     features[place] = self.merged(deepstack.merger, x)
         graph.scope = "vision.merger"
-        if features:
+        if isinstance(vision.merger, PatchPooler):
+            self.pooled(vision.merger, x)
+        elif features:
             parts = [self.merged(vision.merger, x), *(features[place] for place in sorted(features))]
             graph.node("Concat", parts, ["image_features"], "image_features", axis=-1)
         else:
@@ -76,7 +88,8 @@ class _Emitter:
         found = [("pixel_values", kind, [1, 3, "height", "width"]), (PATCH_ORDER, TensorProto.INT64, ["patches"])]
         found += [(name, kind, ["patches", half]) for name in ROPE] if vision.has_rope else []
         if vision.positions is not None:
-            (places, weights), count = POSITIONS, "taps" if vision.antialias else 4
+            places, weights = POSITIONS
+            count = "taps" if vision.antialias else 2 if vision.positions_by_axis else 4
             found += [(places, TensorProto.INT64, [count, "patches"]), (weights, kind, [count, "patches", 1])]
         if vision.window:
             found += [
@@ -126,9 +139,13 @@ class _Emitter:
         assert layer.mlp_norm is not None
         assert isinstance(layer.mlp, Mlp)
         context = self.context(index, attention, self.norms.plain(x, layer.attention_norm, "attention_norm"))
-        x = graph.op("Add", [x, self.products.linear(context, [attention.o], "o")], "attended.sum")
+        made = self.products.linear(context, [attention.o], "o")
+        x = graph.op("Add", [x, self.normed(made, layer.attention_post_norm)], "attended.sum")
         made = self.mlps.mlp(layer.mlp, self.norms.plain(x, layer.mlp_norm, "mlp_norm"))
-        return graph.op("Add", [x, made], "made.sum")
+        return graph.op("Add", [x, self.normed(made, layer.mlp_post_norm)], "made.sum")
+
+    def normed(self, x: str, norm: Norm | None) -> str:
+        return x if norm is None else self.norms.plain(x, norm, norm.name.rsplit(".", 1)[-1])
 
     def context(self, index: int, attention: Attention, read: str) -> str:
         """What the patches find, [1, patches, heads * D]."""
@@ -137,12 +154,15 @@ class _Emitter:
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+        pairs = (q, attention.q_norm), (k, attention.k_norm), (v, attention.v_norm)
+        q, k, v = (self.normed_heads(x, norm, attention) for x, norm in pairs)
         if self.vision.has_rope:  # row 0 of the tables is of the first patch
             q, k = (self.rotated(x) for x in (q, k))
         inputs = [q, k, v]
         if self.vision.has_windows(index):
             inputs = [self.in_windows(x) for x in inputs] + ["", WINDOW_MASK]
-        found = graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads)
+        scale = {} if attention.scale is None else {"scale": attention.scale}
+        found = graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads, **scale)
         if not self.vision.has_windows(index):
             return found
         flat = graph.op("Reshape", [found, graph.constant(1, -1, attention.o.columns)], "context.flat")
@@ -151,11 +171,28 @@ class _Emitter:
     def rotated(self, x: str) -> str:
         return self.graph.op("RotaryEmbedding", [x, self.graph.constant(0), *ROPE], f"{x}.rotated", MICROSOFT)
 
+    def normed_heads(self, x: str, norm: Norm | None, attention: Attention) -> str:
+        return x if norm is None else self.norms.heads(x, norm, attention.heads, attention.head_dim)
+
     def in_windows(self, x: str) -> str:
         """[1, patches, heads * D] as [windows, longest, heads * D]."""
         graph = self.graph
         found = graph.op("Gather", [x, WINDOWS], f"{x}.windows", axis=1)
         return graph.op("Squeeze", [found, graph.constant(0)], f"{x}.by_window")
+
+    def pooled(self, pooler: PatchPooler, x: str) -> None:
+        """The rows [1, rows, the decoder's hidden] of squares of patches, as the output."""
+        graph, vision = self.graph, self.vision
+        shape = graph.constant(-1, vision.merge_size**2, vision.hidden)
+        means = graph.op("ReduceMean", [graph.op("Reshape", [x, shape], "squares"), graph.constant(1)], "means",
+                         keepdims=0)  # fmt: skip
+        rows = graph.op("Unsqueeze", [means, graph.constant(0)], "means.rows")
+        rows = graph.op("Mul", [rows, graph.number(pooler.multiplier)], "multiplied")
+        if pooler.standardize:
+            bias, scale = (graph.cast(graph.stored([f"{POOLED}.{part}"])) for part in ("std_bias", "std_scale"))
+            rows = graph.op("Mul", [graph.op("Sub", [rows, bias], "centred"), scale], "standardized")
+        normed = self.norms.plain(rows, pooler.norm, "norm")
+        self.products.linear(normed, [pooler.projector], "projector", output="image_features")
 
     def merged(self, merger: PatchMerger, x: str, *, output: str = "") -> str:
         """The rows [1, rows, the decoder's hidden] of squares of patches. output: a name for them."""

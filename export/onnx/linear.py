@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.package.architecture import Linear
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import packed_alike
+from embedllm.package.tensors import CLIPS, packed_alike
 
 
 class Products:
@@ -117,6 +118,8 @@ class Products:
         Those that are packed in different ways are products of their own; the node of the first is called `name`.
         """
         graph = self.graph
+        if any(part.clip for part in parts):
+            return self.clipped(x, parts, name, output)
         name = graph.named(name)
         alike = list(packed_alike(parts, self.packing))
         if len(alike) > 1 and not self.variant.float_matrices:
@@ -128,6 +131,25 @@ class Products:
             graph.node("Concat", products, [output or name], f"{name}.parts", axis=-1)
             return output or name
         return self.product(x, parts, name, output or name)
+
+    def clipped(self, x: str, parts: Sequence[Linear], name: str, output: str) -> str:
+        """linear() of clipped linears: each clamps what it reads and what it makes to bounds of its own."""
+        graph, made = self.graph, list[str]()
+        for at, part in enumerate(parts):
+            own = f"{name}.{at}" if len(parts) > 1 else name
+            lowest, highest, least, most = (
+                graph.op("Squeeze", [graph.cast(graph.stored([f"{part.name}.{end}"]))], f"{own}.{end}") for end in CLIPS
+            )
+            given = graph.op("Clip", [x, lowest, highest], f"{own}.input")
+            product = self.linear(given, [dataclasses.replace(part, clip="")], f"{own}.product")
+            result = output if output and len(parts) == 1 else graph.named(own)
+            graph.node("Clip", [product, least, most], [result], graph.named(own))
+            made.append(result)
+        if len(made) == 1:
+            return made[0]
+        result = output or graph.named(name)
+        graph.node("Concat", made, [result], graph.named(name), axis=-1)
+        return result
 
     def split_linear(
         self, x: str, parts: Sequence[Linear], outputs: Sequence[str], name: str, *, split: str = "split"

@@ -9,9 +9,9 @@ from embedllm.export.openvino.elementwise import activated, added, multiplied, m
 from embedllm.export.openvino.ir import BROADCAST, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mlp
-from embedllm.package.architecture import Attention, DynamicVision, Layer, Linear, Mlp, PatchMerger
+from embedllm.package.architecture import Attention, DynamicVision, Layer, Linear, Mlp, Norm, PatchMerger, PatchPooler
 from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOW_PLACES, WINDOWS
-from embedllm.package.tensors import PATCHES
+from embedllm.package.tensors import PATCHES, POOLED
 
 _HIDDEN = 1e30  # taken from the score of what is behind the end of a window
 
@@ -52,7 +52,10 @@ class _Emitter:
                     ir.scope = f"vision.deepstack.{place}"
                     features[place] = self.merged(deepstack.merger, x, "")
         ir.scope = "vision.merger"
-        made = self.merged(vision.merger, x, "" if features else "image_features")
+        if isinstance(vision.merger, PatchPooler):
+            made = self.pooled(vision.merger, x)
+        else:
+            made = self.merged(vision.merger, x, "" if features else "image_features")
         if features:
             parts = [made, *(features[place] for place in sorted(features))]
             made = ir.op("Concat", parts, "with_deepstack", tensor="image_features", axis=-1)
@@ -107,8 +110,10 @@ class _Emitter:
         assert isinstance(attention, Attention)
         assert isinstance(layer.mlp, Mlp)
         context = self.context(index, attention, normed(ir, x, layer.attention_norm, "norm"))
-        x = added(ir, [x, self.products.linear(context, [attention.o], "o")], "attention.sum")
+        made = self.products.linear(context, [attention.o], "o")
+        x = added(ir, [x, normed(ir, made, layer.attention_post_norm, "post_norm")], "attention.sum")
         made = mlp(self.products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
+        made = normed(ir, made, layer.mlp_post_norm, "mlp.post_norm")
         return added(ir, [x, made], "mlp.sum")
 
     def context(self, index: int, attention: Attention, read: Value) -> Value:
@@ -117,7 +122,8 @@ class _Emitter:
         lengths = ir.constant([part.rows for part in parts])
         together = self.products.linear(read, parts, "qkv")
         split = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
-        q, k, v = (self.by_head(x, attention, name) for x, name in zip(split, "qkv", strict=True))
+        norms = (attention.q_norm, attention.k_norm, attention.v_norm)
+        q, k, v = (self.by_head(x, attention, norm, name) for x, norm, name in zip(split, norms, "qkv", strict=True))
         if self.vision.has_rope:
             q, k = self.rotated(q, attention, "q"), self.rotated(k, attention, "k")
         if self.vision.has_windows(index):
@@ -128,13 +134,17 @@ class _Emitter:
             found = ir.op("Reshape", [found, flat], "attention.flat", special_zero=False)
             seen = ir.op("Gather", [found, self.windows[2], ir.constant(2)], "attention", batch_dims=0)
         else:
+            if attention.scale is not None:  # the operator divides by the root of the size of a head
+                q = multiplied(ir, q, attention.scale * attention.head_dim**0.5, "q.scaled")
             seen = ir.op("ScaledDotProductAttention", [q, k, v], "attention", causal=False)
         merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
         return ir.op("Reshape", [merged, ir.constant([0, 0, attention.o.columns])], "context", special_zero=True)
 
-    def by_head(self, x: Value, attention: Attention, name: str) -> Value:
+    def by_head(self, x: Value, attention: Attention, norm: Norm | None, name: str) -> Value:
+        """[1, patches, heads * D] as [1, heads, patches, D], each head normed."""
         ir, shape = self.ir, self.ir.constant([0, 0, attention.heads, attention.head_dim])
         heads = ir.op("Reshape", [x, shape], f"{name}.heads", special_zero=True)
+        heads = normed(ir, heads, norm, f"{name}.norm")
         return ir.op("Transpose", [heads, ir.constant([0, 2, 1, 3])], f"{name}.by_head")
 
     def rotated(self, x: Value, attention: Attention, name: str) -> Value:
@@ -150,6 +160,22 @@ class _Emitter:
         ir = self.ir
         found = ir.op("Gather", [x, self.windows[0], ir.constant(2)], f"{name}.windows", batch_dims=0)
         return ir.op("Squeeze", [found, ir.constant([0])], f"{name}.by_window")
+
+    def pooled(self, pooler: PatchPooler, x: Value) -> Value:
+        """The rows [1, rows, the decoder's hidden] of squares of patches, as the output."""
+        ir, vision = self.ir, self.vision
+        shape = ir.constant([-1, vision.merge_size**2, vision.hidden])
+        squares = ir.op("Reshape", [x, shape], "squares", special_zero=False)
+        means = ir.op("ReduceMean", [squares, ir.constant([1])], "means", keep_dims=False)
+        rows = ir.op("Unsqueeze", [means, ir.constant([0])], "means.rows")
+        rows = multiplied(ir, rows, pooler.multiplier, "multiplied")
+        if pooler.standardize:
+            bias, scale = (
+                ir.stored([f"{POOLED}.{part}"], "f32", [vision.hidden]) for part in ("std_bias", "std_scale")
+            )
+            rows = multiplied_by(ir, [ir.op("Subtract", [rows, bias], "centred", **BROADCAST), scale], "standardized")
+        normed_rows = normed(ir, rows, pooler.norm, "norm")
+        return self.products.linear(normed_rows, [pooler.projector], "projector", tensor="image_features")
 
     def merged(self, merger: PatchMerger, x: Value, tensor: str) -> Value:
         """The rows [1, rows, the decoder's hidden] of squares of patches. tensor: a name for them."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.package.architecture import Linear
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import packed_alike
+from embedllm.package.tensors import CLIPS, packed_alike
 
 
 class Products:
@@ -38,6 +39,8 @@ class Products:
 
         Where some have a bias and others have none, each is a product of its own; and so are those packed otherwise.
         """
+        if any(part.clip for part in parts):
+            return self.clipped(x, parts, name, tensor)
         ir, columns = self.ir, parts[0].columns
         has_bias = parts[0].bias
         alike = list(packed_alike(parts, self._packing))
@@ -72,6 +75,20 @@ class Products:
             return product
         bias = ir.stored([f"{part.name}.bias" for part in parts], "f32", [sum(part.rows for part in parts)])
         return ir.op("Add", [product, bias], name, tensor=tensor, **BROADCAST)
+
+    def clipped(self, x: Value, parts: Sequence[Linear], name: str, tensor: str) -> Value:
+        """linear() of clipped linears: each clamps what it reads and what it makes to bounds of its own."""
+        ir, made = self.ir, list[Value]()
+        for at, part in enumerate(parts):
+            own = f"{name}.{at}" if len(parts) > 1 else name
+            lowest, highest, least, most = (ir.stored([f"{part.name}.{end}"], "f32", [1]) for end in CLIPS)
+            given = ir.op("Maximum", [x, lowest], f"{own}.input.least", **BROADCAST)
+            given = ir.op("Minimum", [given, highest], f"{own}.input", **BROADCAST)
+            product = self.linear(given, [dataclasses.replace(part, clip="")], f"{own}.product")
+            product = ir.op("Maximum", [product, least], f"{own}.least", **BROADCAST)
+            called = tensor if len(parts) == 1 else ""
+            made.append(ir.op("Minimum", [product, most], own, tensor=called, **BROADCAST))
+        return made[0] if len(made) == 1 else ir.op("Concat", made, name, tensor=tensor, axis=-1)
 
     def of_experts(self, x: Value, matrices: Sequence[Linear], name: str) -> Value:
         """x [experts, T, columns] times the matrix of each expert, [experts, T, rows]. Where stacks() says so."""

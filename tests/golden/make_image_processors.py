@@ -50,6 +50,16 @@ CASES = {
         {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 24, "width": 24}, "resample": 2, **_PIXELS},
         24,
     ),
+    "gemma 4": Case(
+        "Gemma4Processor",
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "max_soft_tokens": 70,
+        },
+        0,
+    ),
     "qwen": Case("Qwen2_5_VLProcessor", _QWEN, 0),
     "qwen few pixels": Case("Qwen3VLProcessor", {**_QWEN, "min_pixels": 64, "max_pixels": 1000}, 0),
     "pixtral": Case("PixtralProcessor", _PIXTRAL, 0),
@@ -92,6 +102,13 @@ def flat(values: np.ndarray | list[np.ndarray]) -> np.ndarray:
     return np.concatenate([tile.ravel() for tile in values]) if isinstance(values, list) else values
 
 
+def by_rows(patches: np.ndarray, side: int, places: np.ndarray) -> np.ndarray:
+    """The same of Gemma 4's patches [patches, side * side * 3], row by row, of 0 to 1. places: column, row, or -1."""
+    columns, rows = places.max(axis=0) + 1
+    apart = patches[: rows * columns].reshape(rows, columns, side, side, 3)
+    return apart.transpose(4, 0, 2, 1, 3).reshape(3, rows * side, columns * side) * 2 - 1
+
+
 def opened(case: Case) -> Callable[[Image.Image], np.ndarray]:
     """transformers' processor: pixel values [tiles, 3, height, width] of an image, or those of flat()."""
     import transformers
@@ -107,7 +124,10 @@ def opened(case: Case) -> Callable[[Image.Image], np.ndarray]:
         if "spatial_shapes" in made:
             return flat(apart(made, case.settings["encoder_patch_size"]))
         values = np.asarray(made["pixel_values"])
-        values = together(values, side, made["image_grid_thw"][0]) if "image_grid_thw" in made else values
+        if "image_grid_thw" in made:
+            values = together(values, side, made["image_grid_thw"][0])
+        elif "image_position_ids" in made:
+            values = by_rows(values[0], side, np.asarray(made["image_position_ids"])[0])
         return values.reshape(-1, *values.shape[-3:])
 
     return pixel_values

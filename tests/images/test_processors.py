@@ -111,6 +111,16 @@ def test_the_text_of_gemma_3_is_that_of_transformers(tmp_path: Path) -> None:
     assert text == f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"
 
 
+def test_an_image_fills_the_budget_of_gemma_4(tmp_path: Path) -> None:
+    """Sides are rounded down; a side that would be 0 is 1."""
+    processor = opened(tmp_path, "gemma 4")
+    assert processor.grid(40, 40) == (8, 8)  # 8.4 each: 70 are no square
+    assert processor.grid(4000, 2000) == (5, 11)  # 5.9 and 11.8
+    assert processor.grid(300, 4) == (1, 70)
+    assert processor.grid(4, 75 * 4) == (70, 1)
+    assert processor.prompt_text(40, 20) == f"<|image>{55 * '<|image|>'}<image|>"
+
+
 def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
     processor = opened(tmp_path, "qwen")
     assert processor.grid(40, 33) == (4, 5)
@@ -129,7 +139,15 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         ({"min_pixels": 5000}, "asks for 5000 pixels at least and 4000 at most"),
         ({"max_pixels": True}, "'max_pixels' is"),
         ({"size": {"shortest_edge": 0, "longest_edge": 10}}, "'size' is"),
-        ({"processor_class": "SmolVLMProcessor"}, "are Lfm2VlProcessor, PixtralProcessor, Qwen2VLProcessor"),
+        (
+            {"processor_class": "SmolVLMProcessor"},
+            "are Gemma4Processor, Lfm2VlProcessor, PixtralProcessor, Qwen2VLProcessor",
+        ),
+        (
+            {"processor_class": "Gemma4Processor", "pooling_kernel_size": 3},
+            "'pooling_kernel_size' is 3.*, and 2 in its",
+        ),
+        ({"processor_class": "Gemma4Processor", "do_resize": False}, "do_resize false"),
     ],
 )
 def test_settings_that_do_not_fit_an_encoder_of_any_size_are_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tests.support.dynamic_vision import (
     dynamic_chat_checkpoint,
     siglip2_inputs,
 )
+from tests.support.gemma4 import CONFIGS as GEMMA4
+from tests.support.gemma4 import gemma4_checkpoint
 from tests.support.vision import LONGEST_EDGE, TILE, TILE_TOKENS, chat_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -139,5 +142,37 @@ def test_a_chat_with_tiles_and_a_thumbnail_says_what_transformers_says(tmp_path:
         with torch.no_grad():
             reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **tiles_of(request.images),
                                    max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+        found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
+    assert list(found.tokens) == reply[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+@pytest.mark.parametrize("size", GEMMA4)
+def test_a_chat_with_gemma_4_says_what_transformers_says(tmp_path: Path, size: str, device: str) -> None:
+    checkpoint = gemma4_checkpoint(tmp_path / "checkpoint", size)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    settings = json.loads((checkpoint / "processor_config.json").read_text())["image_processor"]
+    settings.pop("image_processor_type")
+    processor = transformers.Gemma4ImageProcessorPil(**settings)
+    images = pictures((40, 33), (17, 60), (3, 90))
+    content = [{"type": "text", "text": "look: "}]
+    for image in images:
+        content += [{"type": "image", "image": image}, {"type": "text", "text": " and "}]
+    messages = [{"role": "user", "content": content}]
+    pixels = processor(images, return_tensors="pt")
+    counts = pixels.pop("num_soft_tokens_per_image")
+    with embedllm.load(convert(checkpoint, tmp_path / "package", Recipe(bits=32)), device=device, exact=True) as llm:
+        request = llm.request(messages)  # type: ignore[arg-type]  # images are no JSON
+        assert [image.tokens for image in request.images] == list(counts)
+        ids = torch.tensor([[IMAGE_TOKEN if token >= FIRST_ID else token for token in request.prompt]])
+        text = "<|endoftext|><|turn>user\nlook:" + "".join(
+            f"<|image>{count * '<|image|>'}<image|>and" for count in counts
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        assert ids[0].tolist() == tokenizer(f"{text}<turn|>\n<|turn>model\n")["input_ids"]
+        with torch.no_grad():
+            reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels,
+                                   mm_token_type_ids=(ids == IMAGE_TOKEN).int(), max_new_tokens=REPLY,
+                                   min_new_tokens=REPLY, do_sample=False)  # fmt: skip
         found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
     assert list(found.tokens) == reply[0, ids.shape[1] :].tolist()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embedllm.package.tensors import CLIPS
 from tests.support.tiny import write_tokenizer
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedMod
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer += 0.3 * torch.randn(buffer.shape)
+            elif name.endswith(("std_bias", "std_scale", *CLIPS)):
+                low, high = (-1.3, -0.7) if name.endswith("_min") else (0.7, 1.3)
+                buffer.uniform_(low, high)
     model.save_pretrained(folder)
     if case.rearranged is not None:
         _rearrange(folder, case.rearranged)
@@ -168,6 +172,15 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
         "image_size": 16, "patch_size": 8}  # fmt: skip
 SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
           "image_size": 32, "patch_size": 4, "initializer_range": 0.2}  # fmt: skip
+GEMMA4_VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
+                 "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2,
+                 "position_embedding_size": 24, "initializer_range": 0.2, "rms_norm_eps": 1e-3}  # fmt: skip
+GEMMA4_TOKENS = {
+    "image_token_id": 300,
+    "video_token_id": 400,
+    "audio_token_id": 401,
+    "audio_config": None,
+}  # beyond the vocabulary: no reply has them
 # 8 patches a side, of which 2 times 2 become one: 16 rows of a tile
 SMOLVLM = {"text_config": {**BASE, "model_type": "llama"}, "vision_config": SIGLIP, "scale_factor": 2,
            "image_token_id": 300, "tie_word_embeddings": False}  # fmt: skip
@@ -435,6 +448,16 @@ FAMILIES: dict[str, Case] = {
     "gemma4": case("gemma4", "Gemma4Config", "the text decoder of a multimodal checkpoint; keys used as values, "
                    "and fewer KV heads, in global layers", text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES},
                    vision_config=None, audio_config=None),
+    # as E2B and E4B
+    "gemma4 clipped": case("gemma4", "Gemma4Config", "with images: clipped linears, PLE of images",
+                           text_config={**BASE, **GEMMA4, "num_kv_shared_layers": 3},
+                           vision_config={**GEMMA4_VISION, "use_clipped_linears": True}, **GEMMA4_TOKENS),
+    # as 26B-A4B and 31B
+    "gemma4 standardized": case("gemma4", "Gemma4Config", "with images: standardized features, tokens of an image "
+                                "that attend to one another in layers with a window",
+                                text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES,
+                                             "sliding_window": 30, "use_bidirectional_attention": "vision"},
+                                vision_config={**GEMMA4_VISION, "standardize": True}, **GEMMA4_TOKENS),
     "gemma4_text experts": case("gemma4_text", "Gemma4TextConfig", "2 of 4 experts beside the MLP, with norms of their "
                                 "own", final_logit_softcapping=4.0, enable_moe_block=True, num_experts=4,
                                 top_k_experts=2, moe_intermediate_size=48,

@@ -2,6 +2,7 @@
 
 const NO_KIND = undefined; // of tiles: the first kind of encoders, which manifests do not name
 const KINDS = [NO_KIND, "DynamicVision"];
+const POOLER = "PatchPooler"; // of Gemma 4
 /** Graphs whose runs are given rotary tables here, which positions of images in rows and columns (M-RoPE) take. */
 const WITH_TABLES = ["wasm-float32", "generic-float32"];
 
@@ -12,7 +13,9 @@ const WITH_TABLES = ["wasm-float32", "generic-float32"];
  * @returns {[reason: string, remedy: string] | null}
  */
 export function imagesRefusal({ vision, rope }, variant) {
-  if (!KINDS.includes(vision.kind)) return ["browsers do not run its vision encoder", "use the device 'cpu' of a desktop"];
+  if (!KINDS.includes(vision.kind) || vision.merger?.kind === POOLER) {
+    return ["browsers do not run its vision encoder", "use the device 'cpu' of a desktop"];
+  }
   if (vision.bidirectional) {
     return ["tokens of its images attend to one another, which takes ONNX Runtime 1.32", "use the device 'cpu' of a desktop"];
   }

@@ -1,0 +1,87 @@
+"""Exports of Gemma 4 with images: quantized ones, what is refused, and folders without the encoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import embedllm
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export import Recipe, convert
+from embedllm.export.architectures import describe
+from embedllm.export.architectures.config import Config
+from embedllm.export.graphs import write_variant
+from embedllm.export.verify import verify_folder
+from embedllm.package.architecture import DynamicVision
+from embedllm.package.graph_variants import images_unsupported_on_gpus
+from embedllm.package.package import open_package
+from tests.support.gemma4 import CONFIGS, gemma4_checkpoint, gemma4_config
+
+
+def asked(width: int, height: int) -> list[Any]:
+    pixels = np.random.default_rng(4).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    parts = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": "what is it?"}]
+    return [{"role": "user", "content": parts}]
+
+
+@pytest.mark.parametrize("size", CONFIGS)
+def test_quantized_graphs_follow_the_reference(tmp_path: Path, size: str) -> None:
+    package = convert(gemma4_checkpoint(tmp_path / "checkpoint", size), tmp_path / "package", Recipe(bits=4))
+    verified = verify_folder(package)
+    assert {"vision.onnx", "openvino_vision_embeddings_model.xml"} <= verified.keys()
+    assert ("model.images.onnx" in verified) == (size == "large")
+    for device in ("cpu", "openvino"):
+        with embedllm.load(package, device=device) as llm:
+            assert len(llm.chat(asked(50, 21), max_tokens=4, stop_tokens=[]).tokens) == 4
+
+
+@pytest.mark.parametrize("size", CONFIGS)
+def test_gpus_take_text_only(tmp_path: Path, size: str) -> None:
+    package = convert(gemma4_checkpoint(tmp_path / "checkpoint", size), tmp_path / "package", Recipe(bits=4))
+    assert images_unsupported_on_gpus(open_package(package).decoder)
+    assert not (package / "vision.fp16.onnx").exists()
+    with pytest.raises(ExportError, match="GPUs take no images of such a model"):
+        write_variant(package, "vision-float16")
+
+
+def test_a_folder_without_the_encoder_reads_text(tmp_path: Path) -> None:
+    checkpoint = gemma4_checkpoint(tmp_path / "checkpoint")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "vision_config": None}))
+    with embedllm.load(convert(checkpoint, tmp_path / "package", Recipe(bits=4)), device="cpu") as llm:
+        assert len(llm.chat([{"role": "user", "content": "hello"}], max_tokens=3, stop_tokens=[]).tokens) == 3
+        with pytest.raises(ValueError, match="it takes no images"):
+            llm.chat(asked(20, 20), max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "error", "says"),
+    [
+        ("vision_config", {"num_key_value_heads": 1}, UnsupportedModel, "3 heads of 16 values and 1 key/value heads"),
+        ("vision_config", {"attention_bias": True}, UnsupportedModel, "attention_bias is true"),
+        ("vision_config", {"rope_parameters": {"rope_type": "linear"}}, UnsupportedModel, "rope_type is 'linear'"),
+        ("text_config", {"pad_token_id": 3}, UnsupportedModel, "pad_token_id is 3 in text_config; expected 0"),
+        ("", {"image_token_id": 307}, ExportError, "image_token_id is 307; expected a token of the model"),
+    ],
+)
+def test_what_the_encoder_does_not_do_is_refused(
+    section: str, change: dict[str, object], error: type[Exception], says: str
+) -> None:
+    config = gemma4_config()
+    changed = {section: {**config[section], **change}} if section else change
+    with pytest.raises(error, match=says):
+        describe(Config({**config, **changed}))
+
+
+def test_sizes_that_a_config_leaves_out_are_those_of_published_models() -> None:
+    config = gemma4_config()
+    vision = describe(Config({**config, "vision_config": {"model_type": "gemma4_vision"}})).vision
+    assert isinstance(vision, DynamicVision)
+    assert (vision.factor, vision.hidden, len(vision.layers), vision.positions_side) == (48, 768, 16, 10_240)
+    assert vision.rope_base == 100
+    assert not vision.bidirectional_in_windows

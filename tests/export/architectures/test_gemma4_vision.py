@@ -1,0 +1,135 @@
+"""Gemma 4 with images against transformers: tiny random models of its own classes, from pixels to tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm import Model
+from embedllm.backends.base import FeedsAll
+from embedllm.backends.images import image_ids, images_of, place_images
+from embedllm.backends.openvino.engine import OvEngine
+from embedllm.export import Recipe, convert
+from tests.support.dynamic_vision import IMAGE_TOKEN, SQUARE, DynamicImage, dynamic_image, dynamic_prompt
+from tests.support.families import FAMILIES, make_checkpoint
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.peer
+
+TOLERANCE = 1e-4  # of the spread: both sides compute in float32
+REPLY = 12  # tokens
+WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
+PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
+    "text behind": (WIDE, [5, 6, 7]),
+    "text around": ([5, 6], TALL, [7, 8, 9]),
+    "several images": ([5], WIDE, [6, 7], TALL, SMALL, [8], WIDE, [9]),
+    "text only": ([9, 4, 11],),
+}
+STANDARDIZED = FAMILIES["gemma4 standardized"]
+CASES = {
+    "clipped": FAMILIES["gemma4 clipped"],
+    "standardized": STANDARDIZED,
+    "narrow windows": replace(STANDARDIZED, values={
+        **STANDARDIZED.values, "text_config": {**STANDARDIZED.values["text_config"], "sliding_window": 8},  # type: ignore[dict-item]  # a dict
+    }),
+}  # fmt: skip
+
+
+class Made(NamedTuple):
+    theirs: Any  # of transformers, without types
+    package: Path
+
+
+@pytest.fixture(scope="module", params=CASES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root = tmp_path_factory.mktemp("family")
+    theirs = make_checkpoint(root / "checkpoint", CASES[request.param])
+    # by which paged attention knows that no image is longer than a window of 30 tokens
+    settings = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 25}
+    (root / "checkpoint" / "preprocessor_config.json").write_text(json.dumps(settings))
+    return Made(theirs, convert(root / "checkpoint", root / "package", Recipe(bits=32)))
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu", "openvino"])
+def llm(request: pytest.FixtureRequest, made: Made) -> Iterator[Model]:
+    with embedllm.load(made.package, device=request.param, exact=request.param != "reference") as opened:
+        yield opened
+
+
+def patches(image: DynamicImage) -> np.ndarray:
+    """As transformers takes them, row by row, [patches, values]: pixels of 0 to 1, colours last."""
+    side, (height, width) = SQUARE // 2, image.pixel_values.shape[2:]
+    apart = image.pixel_values[0].reshape(3, height // side, side, width // side, side)
+    return (apart.transpose(1, 3, 2, 4, 0).reshape(-1, 3 * side * side) + 1) / 2
+
+
+def pixels(images: Sequence[DynamicImage]) -> dict[str, Any]:
+    """Of one prompt, each filled up to the size of the largest."""
+    if not images:
+        return {}
+    most = max(4 * image.tokens for image in images)
+    values, places = np.zeros((len(images), most, 48), np.float32), np.full((len(images), most, 2), -1)
+    for at, image in enumerate(images):
+        rows, columns = (2 * side for side in image.grid)
+        values[at, : rows * columns] = patches(image)
+        row, column = np.divmod(np.arange(rows * columns), columns)
+        places[at, : rows * columns] = np.stack([column, row], axis=1)
+    return {"pixel_values": torch.from_numpy(values), "image_position_ids": torch.from_numpy(places)}
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert expected.std() > 0.3  # else a term could be missing unseen
+    assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+
+
+def test_paged_attention_reads_images_that_no_window_cuts(made: Made, llm: Model) -> None:
+    windows = [attention.window for attention in llm.package.decoder.attentions if attention.window]
+    is_cut = llm.package.decoder.images_are_bidirectional and min(windows) < 25
+    if llm.runner.engine.device.backend == "openvino":
+        assert isinstance(llm.runner.engine, OvEngine) == is_cut
+
+
+@pytest.mark.parametrize("image", [WIDE, TALL, SMALL], ids=["wide", "tall", "small"])
+def test_features_follow_transformers(made: Made, llm: Model, image: DynamicImage) -> None:
+    kept = images_of(llm.runner.engine)
+    assert kept is not None
+    kept.add([image])
+    found = llm.runner.call(lambda: kept.rows(image_ids(image)))
+    with torch.no_grad():
+        expected = made.theirs.model.get_image_features(**pixels([image])).pooler_output
+    assert_close(found, torch.cat(list(expected)).numpy())
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, name: str) -> None:
+    tokens, images = dynamic_prompt(*PROMPTS[name])
+    kept = images_of(llm.runner.engine)
+    assert kept is not None
+    kept.add(images)
+    prompt = place_images(tokens, images, IMAGE_TOKEN)
+
+    def fed() -> np.ndarray:
+        session = llm.runner.engine.open()
+        assert isinstance(session, FeedsAll)
+        return session.feed_all(prompt)
+
+    ids = torch.tensor([tokens])
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE_TOKEN).int(), **pixels(images)}
+    with torch.no_grad():
+        logits = made.theirs(**inputs, attention_mask=torch.ones_like(ids)).logits[0].numpy()
+        reply = made.theirs.generate(**inputs, attention_mask=torch.ones_like(ids), max_new_tokens=REPLY,
+                                     min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+    assert_close(llm.runner.call(fed), logits)
+    plain = llm.request([5], temperature=0, max_tokens=REPLY, stop_tokens=[])
+    request = replace(plain, prompt=prompt, images=images, stop_tokens=frozenset({2}), min_tokens=REPLY)
+    llm.runner.check(request)
+    found = [chunk.token for chunk in llm.runner.stream(request, embedllm.Cancel()) if chunk.token is not None]
+    assert found == reply[0, len(tokens) :].tolist()
