@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import embedllm
@@ -32,7 +33,9 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: embedllm.Model) -> None
     llm.release()
     found = llm.generate_batch(PROMPTS, GREEDY, max_tokens=40, stop_tokens=[])
     assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert [one.logprobs for one in found] == [one.logprobs for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        # with AVX2 alone ONNX Runtime sums several rows in another order than one: 3e-7
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
 def test_tasks_of_an_event_loop_run_together_too(llm: embedllm.Model) -> None:
