@@ -34,7 +34,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: embedllm.Model) -> None
     found = llm.generate_batch(PROMPTS, GREEDY, max_tokens=40, stop_tokens=[])
     assert [one.tokens for one in found] == [one.tokens for one in expected]
     for one, other in zip(found, expected, strict=True):
-        # with AVX2 alone ONNX Runtime sums several rows in another order than one, by which an activation may be rounded
+        # with AVX2 alone ONNX Runtime sums several rows in another order than one, so that an activation may be rounded
         # to the next of its 255 steps: 0.008
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=0.03)
 
