@@ -326,7 +326,8 @@ def test_quantized_kv_is_shared_alike(variant: GraphVariant, tiny_package: Calla
     sessions = opened(engine, (90, 41, 7))
     found = [run(engine, sessions) for _ in range(10)]
     for start, rows in zip((90, 41, 7), zip(*found, strict=True), strict=True):
-        np.testing.assert_array_equal(rows, alone(engine, start, start + 10))
+        # with AVX2 alone ONNX Runtime sums several rows in another order than one: 2e-6, or a step of the KV
+        np.testing.assert_allclose(rows, alone(engine, start, start + 10), atol=1e-3)
 
 
 # --- adapters

@@ -195,7 +195,9 @@ def test_sequences_that_step_together_free_their_parts_of_shared_memory(folder: 
         expected = [
             alone.feed([token]).values(range(VOCABULARY)) for token in TOKENS[start : start + len(found[session])]
         ]
-        np.testing.assert_array_equal(found[session], expected)
+        # with AVX2 alone ONNX Runtime sums several rows in another order than one, so that an activation may be rounded
+        # to the next of its 255 steps: 0.03 of a spread of 5
+        np.testing.assert_allclose(found[session], expected, atol=0.1)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "window" in case or case == "two rope bases"])
