@@ -46,10 +46,12 @@ def vision_locations(vision: Vision | DynamicVision, tensors: Mapping[str, Place
         found |= matrix(vision.positions, "v.position_embd")
     for index, layer in enumerate(vision.layers):
         found |= _layer(layer, index, tensors)
-    if isinstance(vision, DynamicVision) and vision.merger.merging is not None:
-        return found | _pixtral(vision, vision.merger.merging)
     if isinstance(vision, DynamicVision):
-        found |= _merger(vision.merger, "v.post_ln", "mm.0", "mm.2")
+        merger = vision.merger
+        assert isinstance(merger, PatchMerger)  # Gemma 4's encoder is not read from GGUF files
+        if merger.merging is not None:
+            return found | _pixtral(vision, merger, merger.merging)
+        found |= _merger(merger, "v.post_ln", "mm.0", "mm.2")
         for each in vision.deepstack:
             place = f"v.deepstack.{each.layer}"
             found |= _merger(each.merger, f"{place}.norm", f"{place}.fc1", f"{place}.fc2")
@@ -61,12 +63,13 @@ def vision_locations(vision: Vision | DynamicVision, tensors: Mapping[str, Place
 
 def repeated(vision: Vision | DynamicVision) -> frozenset[str]:
     """Tensors of an encoder's file that the text model's file has, too."""
-    return frozenset({_BREAK} if isinstance(vision, DynamicVision) and vision.merger.merging is not None else ())
+    merger = vision.merger if isinstance(vision, DynamicVision) else None
+    return frozenset({_BREAK} if isinstance(merger, PatchMerger) and merger.merging is not None else ())
 
 
-def _pixtral(vision: DynamicVision, merging: Linear) -> dict[str, TensorLocation]:
+def _pixtral(vision: DynamicVision, merger: PatchMerger, merging: Linear) -> dict[str, TensorLocation]:
     """What Pixtral has of its own; llama.cpp rotates neighbouring rows of its queries and keys."""
-    found = norm_weights(vision.patches_norm, "v.pre_ln") | _merger(vision.merger, "mm.input_norm", "mm.1", "mm.2")
+    found = norm_weights(vision.patches_norm, "v.pre_ln") | _merger(merger, "mm.input_norm", "mm.1", "mm.2")
     found |= matrix(merging, "mm.patch_merger")
     for index, layer in enumerate(vision.layers):
         attention = layer.attention
