@@ -13,10 +13,13 @@ import pytest
 
 import embedllm
 from embedllm.backends.image_grid import encoder_inputs
+from embedllm.backends.ort.runtime import ort
+from embedllm.backends.ort.vision import open_on_cpu
 from embedllm.export import Recipe, convert
 from embedllm.images.processors import open_processor
 from embedllm.package.architecture import DynamicVision
-from embedllm.package.package import MANIFEST
+from embedllm.package.graph_variants import VISION_GPU_FLOAT32
+from embedllm.package.package import MANIFEST, open_package
 from tests.golden.make_image_processors import noise
 from tests.support.dynamic_vision import CONFIGS, PIXELS, PIXTRAL_PIXELS, SQUARE, described, dynamic_chat_checkpoint
 from tests.support.vision import gemma_chat_checkpoint
@@ -24,6 +27,7 @@ from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.server import WebServer
+from tests.web.test_engine import LOAD
 from tests.web.test_images import ASK, OPEN, data_url, encoded, given
 
 pytestmark = pytest.mark.browser
@@ -198,12 +202,53 @@ def test_devices_and_models_that_lack_something_say_what(page: Page, web_server:
         page.evaluate(ASK, {"url": contents()[1]["image_url"]["url"], "question": "What?"}, patience_s=LONG_S)
 
 
+ON_A_GPU = ["qwen2_5_vl", "qwen3_vl", "mistral3"]  # with windows, with DeepStack, and without M-RoPE
+ASK_AGAIN = """async ({ prompts, options }) => {
+  const found = [];
+  for (const prompt of prompts) found.push((await llm.generate(prompt, options)).tokens);
+  return found;
+}"""
+
+
 @pytest.mark.slow  # software takes seconds to load a model
-@pytest.mark.parametrize("folder", ["qwen3_vl", "mistral3"], indirect=True)  # with M-RoPE and without
-def test_a_gpu_refuses_them_and_goes_on(page: Page, web_server: WebServer, folder: Path) -> None:
+@pytest.mark.parametrize("folder", ON_A_GPU, indirect=True)
+def test_a_gpu_places_images_as_the_desktop(
+    page: Page, web_server: WebServer, folder: Path, desktop: embedllm.Model
+) -> None:
+    """Also in captured steps, which read the positions of one prompt after those of another, or of text."""
+    contents_of = [contents()[:5], contents()[:3], "Hello", contents()[:5]]
+    prompts: list[Any] = [[{"role": "user", "content": content}] for content in contents_of]
+    expected = [desktop.chat(prompt, **GREEDY) for prompt in prompts]
     page.evaluate(OPEN, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
-    assert page.evaluate("async () => llm.takesImages") is False
-    with pytest.raises(BrowserError, match="use the device 'wasm'"):
-        page.evaluate(ASK, {"url": contents()[1]["image_url"]["url"], "question": "What?"}, patience_s=LONG_S)
-    text = 'async () => (await llm.generate([{ role: "user", content: "Hello" }], { max_tokens: 2 })).tokens.length'
-    assert page.evaluate(text, patience_s=LONG_S) > 0
+    assert page.evaluate("async () => llm.takesImages") is True
+    found = page.evaluate(ASK_AGAIN, {"prompts": prompts, "options": GREEDY}, patience_s=LONG_S)
+    assert found == [list(each.tokens) for each in expected]
+
+
+ENCODE = """
+const [{ openEncoder }, { openProcessor }] = await Promise.all([import("/src/images/encoder.js"),
+  import("/src/images/any_size.js")]);
+const { manifest, texts, tokenizer, engine } = loaded;
+const processor = openProcessor(texts, manifest.architecture.vision, tokenizer.named);
+engine.attendsToMany = true;
+const { width, height } = argument;
+const data = Uint8Array.from(atob(argument.pixels), (letter) => letter.charCodeAt(0));
+const [tile] = processor.tiles({ width, height, data });
+return Array.from(await (await openEncoder(loaded, processor)).encode(tile));
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ON_A_GPU[1:], indirect=True)
+def test_a_gpu_encodes_images_as_the_desktop(page: Page, web_server: WebServer, folder: Path) -> None:
+    """Of so few patches that the attention of software is right."""
+    package, image = open_package(folder), noise(16, 20)
+    dynamic = package.decoder.vision
+    assert isinstance(dynamic, DynamicVision)
+    pixels = np.asarray(open_processor(folder, dynamic, {}).pixel_values(image))
+    encoder = open_on_cpu(package, ort.SessionOptions(), VISION_GPU_FLOAT32)
+    expected = encoder.encode(pixels)
+    page.in_worker(LOAD, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
+    argument = {"pixels": base64.b64encode(image.tobytes()).decode(), "width": 16, "height": 20}
+    found = page.in_worker(ENCODE, argument, patience_s=LONG_S)
+    np.testing.assert_allclose(np.reshape(found, expected.shape), expected, atol=1e-4 * np.abs(expected).max())

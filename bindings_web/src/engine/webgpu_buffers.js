@@ -1,116 +1,18 @@
 // What the steps of a sequence on WebGPU read and write: buffers at fixed places, bound to ONNX Runtime once.
 
 import { DeviceError } from "../errors.js";
-import { FLOAT, FLOAT16, INT32, INT64, ON_GPU, OrtCalls } from "./ort_calls.js";
-import { NextToken } from "./next_token.js";
+import { FLOAT, FLOAT16, INT32, INT64, ON_GPU } from "./ort_calls.js";
 
 /**
  * @import { WithImages } from "../images/features.js"
- * @import { Decoder } from "./model_shape.js"
- * @import { WasmModule } from "./ort_runtime.js"
+ * @import { Tables } from "../images/places.js"
+ * @import { GpuModel } from "./webgpu_model.js"
  * @typedef {{buffer: GPUBuffer, tensor: number}} OnGpu a tensor over a buffer
- * @typedef {{handle: number, options: number}} Graph captured, or to be
+ * @typedef {{binding: number, options: number}} StepRun options: 0 for one that is not captured
  */
 
+export const TABLES = ["rope.cos", "rope.sin"];
 const BUFFER_USAGE = 128 | 4 | 8; // GPUBufferUsage: STORAGE, COPY_SRC, COPY_DST
-const FUNCTIONS = ["_OrtCreateBinding", "_OrtBindInput", "_OrtBindOutput", "_OrtRunWithBinding", "_OrtReleaseBinding",
-  "_OrtCreateRunOptions", "_OrtAddRunConfigEntry", "_OrtReleaseRunOptions", "webgpuRegisterBuffer",
-  "webgpuUnregisterBuffer"];
-const NOT_CAPTURED = -1; // as the number of a graph
-/** Most steps that a model captures: what a captured one takes of memory comes back only with the session. */
-const MOST_GRAPHS = 64;
-
-/** A model's session on the GPU, and what all its sequences share. */
-export class GpuModel {
-  /** whether attention takes lengths as inputs, and not a mask */
-  takesLengths;
-  /** whether steps are captured and replayed */
-  captures;
-  #graphs = 0;
-  /** @type {Map<number, GpuBuffers>} of closed sequences, by their capacity: with them go captured steps */
-  #spare = new Map();
-  /** @type {number} */
-  #names;
-  /** @type {string[]} */
-  #inputs;
-
-  /**
-   * @param {WasmModule} module whose last session it is @param {GPUDevice} device @param {Decoder} decoder
-   * @param {"float32" | "float16"} type of KV and logits @param {boolean} isCapturing its graph takes lengths
-   */
-  constructor(module, device, decoder, type, isCapturing) {
-    this.calls = new OrtCalls(module, FUNCTIONS);
-    /** @type {number} its handle */
-    this.session = module.lastSession;
-    this.device = device;
-    this.decoder = decoder;
-    this.type = type;
-    this.size = type === "float16" ? 2 : 4;
-    this.takesLengths = this.captures = isCapturing;
-    const layers = decoder.layers.flatMap((_, layer) => ["key", "value"].map((part) => `${layer}.${part}`));
-    const given = isCapturing ? ["seqlens_k", "total_sequence_length"] : ["attention_mask"];
-    this.#inputs = ["input_ids", "image_features", "image_positions", ...given, ...layers.map((name) => `past_key_values.${name}`),
-      "logits", ...layers.map((name) => `present.${name}`)];
-    this.#names = this.calls.names(this.#inputs);
-    this.next = new NextToken(device, decoder.vocabulary, type);
-    this.uncaptured = this.options(NOT_CAPTURED);
-  }
-
-  /** @param {string} name of an input or output */
-  name(name) {
-    return this.calls.module.getValue(this.#names + 4 * this.#inputs.indexOf(name), "*");
-  }
-
-  /** Options of a run: under which number it is captured. @param {number} graph */
-  options(graph) {
-    const { calls, calls: { module } } = this;
-    const options = module._OrtCreateRunOptions(2, 0, false, 0);
-    const entry = calls.names(["gpu_graph_id", `${graph}`]);
-    const [key, value] = [entry, entry + 4].map((place) => module.getValue(place, "*"));
-    calls.check(module._OrtAddRunConfigEntry(options, key, value), "took no number of a graph");
-    calls.freeNames(entry);
-    return options;
-  }
-
-  /** Options of a step that will be captured; 0 when none is any more. */
-  capturing() {
-    return this.captures && this.#graphs < MOST_GRAPHS ? this.options(this.#graphs++) : 0;
-  }
-
-  /** Raises DeviceError where the GPU has no memory for them. @param {number} capacity tokens */
-  async take(capacity) {
-    const spare = this.#spare.get(capacity);
-    this.#spare.delete(capacity);
-    if (spare) return spare;
-    try {
-      return await GpuBuffers.make(this, capacity);
-    } catch (error) {
-      if (!this.#spare.size) throw error;
-      this.#free();
-      return GpuBuffers.make(this, capacity);
-    }
-  }
-
-  /** Keeps a sequence's buffers for the next one, if there are no others as large. @param {GpuBuffers} buffers */
-  give(buffers) {
-    const { capacity, isCaptured } = buffers;
-    if (this.captures && isCaptured && !this.#spare.has(capacity)) this.#spare.set(capacity, buffers);
-    else buffers.close();
-  }
-
-  #free() {
-    for (const buffers of this.#spare.values()) buffers.close();
-    this.#spare.clear();
-  }
-
-  close() {
-    this.captures = false; // nothing is kept any more
-    this.#free();
-    this.next.close();
-    this.calls.freeNames(this.#names);
-    this.calls.module._OrtReleaseRunOptions(this.uncaptured);
-  }
-}
 
 /** Buffers for the KV and the steps of one sequence. */
 export class GpuBuffers {
@@ -127,10 +29,15 @@ export class GpuBuffers {
   #tensors = [];
   /** @type {number[]} */
   #bindings = [];
-  #prompts = 0;
-  #withImages = 0; // bound to nothing that a prompt of text has not
-  #steps = 0;
-  #options = 0;
+  /** @type {number[]} of text, behind images that moved its positions, with images: each bound to nothing of the others' */
+  #prompts = [];
+  /** @type {StepRun | null} of text */
+  #steps = null;
+  /** @type {(StepRun & {layout: string, tables: OnGpu[]}) | null} behind images that moved its positions */
+  #moved = null;
+  /** @type {StepRun | null} that of the sequence as it is */
+  #step = null;
+  #total = 0; // a tensor, the capacity
   #results;
   #host = 0; // the mask's ones, or the total length
 
@@ -185,18 +92,23 @@ export class GpuBuffers {
     this.#host = calls.allocate(8 * this.capacity);
     this.#memory.push(this.#host);
     if (!takesLengths) calls.longs(this.#host, this.capacity).fill(1n);
-    this.#prompts = await this.#binding();
+    this.#prompts[0] = await this.#binding();
     if (!takesLengths) return;
     this.group = next.bound({ logits: this.logits.buffer, token: this.token.buffer, length: this.length.buffer });
-    this.#steps = await this.#binding();
-    await this.#input(this.#steps, "input_ids", this.token.tensor);
     const total = calls.place(INT32, [1], 4);
     calls.module.setValue(total.pointer, this.capacity, "i32"); // docs/webgpu.md#capture
     this.#memory.push(total.pointer);
-    this.#tensors.push(total.tensor);
-    await this.#input(this.#steps, "total_sequence_length", total.tensor);
-    this.#options = this.#model.capturing();
-    this.isCaptured = this.#options !== 0;
+    this.#tensors.push((this.#total = total.tensor));
+    this.#steps = this.#step = await this.#stepRun();
+    this.isCaptured = this.#step.options !== 0;
+  }
+
+  /** Steps that read their token where the GPU puts it. @returns {Promise<StepRun>} */
+  async #stepRun() {
+    const binding = await this.#binding();
+    await this.#input(binding, "input_ids", this.token.tensor);
+    await this.#input(binding, "total_sequence_length", this.#total);
+    return { binding, options: this.#model.capturing() };
   }
 
   /** Binds what is the same in each run. */
@@ -234,7 +146,7 @@ export class GpuBuffers {
   async feed(tokens, position, images) {
     const { calls, takesLengths, uncaptured } = this.#model;
     const end = position + tokens.length;
-    const binding = images ? (this.#withImages ||= await this.#binding()) : this.#prompts;
+    const binding = (this.#prompts[images ? (images.features ? 2 : 1) : 0] ||= await this.#binding());
     const ids = calls.place(INT64, [1, tokens.length], 8 * tokens.length);
     const seen = images?.inputs(calls);
     let host = 0;
@@ -261,9 +173,26 @@ export class GpuBuffers {
     this.#write(this.length, [position]);
   }
 
+  /** Says whose positions the next steps have. @param {Tables | null} tables rotary ones; null: as in text */
+  async use(tables) {
+    this.#step = this.#steps;
+    if (!tables) return;
+    const dims = [this.capacity, tables.pairs];
+    if (!this.#moved) {
+      const placed = TABLES.map(() => this.#place(FLOAT, dims, 4 * dims[0] * dims[1]));
+      this.#moved = { ...(await this.#stepRun()), layout: "", tables: placed };
+      for (const [part, name] of TABLES.entries()) await this.#input(this.#moved.binding, name, placed[part].tensor);
+    }
+    const { layout, tables: placed } = (this.#step = this.#moved);
+    if (layout === tables.layout) return;
+    tables.rows(0, this.capacity).forEach((rows, part) => this.#model.device.queue.writeBuffer(placed[part].buffer, 0, rows));
+    this.#moved.layout = tables.layout;
+  }
+
   /** Computes the row after the next token; only where steps are captured. The first time captures it. */
   async step() {
-    await this.#run(this.#steps, this.#options);
+    const { binding, options } = /** @type {StepRun} */ (this.#step);
+    await this.#run(binding, options || this.#model.uncaptured);
   }
 
   /** @param {number} binding @param {number} options */
@@ -291,6 +220,6 @@ export class GpuBuffers {
     }
     for (const tensor of this.#tensors) module._OrtReleaseTensor(tensor);
     for (const pointer of this.#memory) module._free(pointer);
-    if (this.#options) module._OrtReleaseRunOptions(this.#options);
+    for (const run of [this.#steps, this.#moved]) if (run?.options) module._OrtReleaseRunOptions(run.options);
   }
 }

@@ -3,7 +3,7 @@
 import { BlobBytes } from "./blob_bytes.js";
 import { DeviceError } from "../errors.js";
 import { Engine } from "./engine.js";
-import { GpuModel } from "./webgpu_buffers.js";
+import { GpuModel } from "./webgpu_model.js";
 import { GpuSteps } from "./webgpu_steps.js";
 import { forgetGpuRuntime, loadGpuRuntime } from "./ort_runtime.js";
 import { withLengths } from "./graph_lengths.js";

@@ -5,13 +5,13 @@
 // it does not ask for is forgotten, as a rewind forgets.
 
 import { DeviceError } from "../errors.js";
-import { GpuModel } from "./webgpu_buffers.js";
 import { widen } from "./float_bytes.js";
 
 /**
  * @import { WithImages } from "../images/features.js"
  * @import { Draws } from "./next_token.js"
  * @import { GpuBuffers, OnGpu } from "./webgpu_buffers.js"
+ * @import { GpuModel } from "./webgpu_model.js"
  * @typedef {{guess: number, row: Float32Array<ArrayBuffer>}} Read of a step; guess: -1 where the GPU chooses none
  */
 
@@ -75,7 +75,10 @@ export class GpuSteps {
    */
   async run(tokens, position, draws = null, images = null) {
     const buffers = this.#held();
-    if (tokens.length === 1 && position && buffers.isCaptured && !images) return this.#step(tokens[0], position, draws);
+    if (tokens.length === 1 && position && buffers.isCaptured && !images?.features) {
+      await buffers.use(images?.tables ?? null);
+      return this.#step(tokens[0], position, draws);
+    }
     this.#forget();
     await buffers.feed(tokens, position, images);
     return this.#take(await this.#read(buffers, draws, 0), position + tokens.length);

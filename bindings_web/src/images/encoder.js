@@ -23,9 +23,11 @@ const ON_CPU = "vision-float32";
  */
 export async function openEncoder({ package: opened, device, engine, graph: decoder, base, threads }, processor) {
   const hasGpu = device.name !== "wasm";
-  const isOnGpu = hasGpu && engine.attendsToMany;
+  const { window } = /** @type {any} */ (opened.manifest.architecture).vision;
+  const isOnGpu = hasGpu && engine.attendsToMany && !window;
   if (hasGpu && !isOnGpu) {
-    console.info("embedllm: images are encoded on the CPU: this GPU's attention is wrong over many tokens (docs/webgpu.md#faults)");
+    const why = window ? "attention in a page's GPU has no mask of windows" : "this GPU's attention is wrong over many tokens";
+    console.info(`embedllm: images are encoded on the CPU: ${why} (docs/webgpu.md#faults)`);
   }
   const variant = isOnGpu ? VARIANTS[decoder.variant] : ON_CPU;
   const graph = opened.manifest.graphs.find((one) => one.variant === variant);
@@ -44,10 +46,12 @@ export async function openEncoder({ package: opened, device, engine, graph: deco
   const type = graph.activations === "float16" ? "float16" : "float32";
   return {
     async encode(tile) {
-      const { data, dims } = processor.pixelValues(tile, type === "float16" ? narrow : (floats) => floats);
-      const given = { pixel_values: { type, data, dims }, ...processor.besides(tile) };
-      const inputs = Object.entries(given).map(([name, { type, data, dims }]) =>
-        [name, new ort.Tensor(/** @type {"float32"} */ (type), /** @type {any} */ (data), dims)]);
+      const own = type === "float16" ? narrow : (/** @type {Float32Array<ArrayBuffer>} */ floats) => floats;
+      const given = { pixel_values: { type, ...processor.pixelValues(tile, own) }, ...processor.besides(tile) };
+      const inputs = Object.entries(given).map(([name, { type: kind, data, dims }]) => {
+        const [found, values] = data instanceof Float32Array ? [type, own(/** @type {Float32Array<ArrayBuffer>} */ (data))] : [kind, data];
+        return [name, new ort.Tensor(/** @type {"float32"} */ (found), /** @type {any} */ (values), dims)];
+      });
       const { image_features: found } = await session.run(Object.fromEntries(inputs));
       const { buffer, byteOffset, length } = /** @type {Values} */ (found.data); // in new browsers a Float16Array
       if (type === "float16") return new Uint16Array(buffer, byteOffset, length);

@@ -36,11 +36,15 @@ const firstOf = (id) => id - (id % MAX_TOKENS);
 
 /** What a run takes of images: the tokens with 0 in their places, and the rows for these. */
 export class WithImages {
+  #first;
+
   /**
-   * @param {number[]} tokens @param {number[]} places of images among them @param {Values | null} features [places, hidden];
-   *   null: all are text @param {Tables | null} tables rotary ones, where images have moved positions
+   * @param {number} first place in its sequence of the first of @param {number[]} tokens
+   * @param {number[]} places of images among them @param {Values | null} features [places, hidden]; null: all are text
+   * @param {Tables | null} tables rotary ones, where images have moved positions
    */
-  constructor(tokens, places, features, tables) {
+  constructor(first, tokens, places, features, tables) {
+    this.#first = first;
     this.tokens = tokens;
     this.places = places;
     this.features = features;
@@ -49,7 +53,7 @@ export class WithImages {
 
   /** The inputs, by their names. @param {OrtCalls} calls @returns {Map<string, Held>} */
   inputs(calls) {
-    const found = this.tables ? tableInputs(this.tables, this.tokens.length, calls) : new Map();
+    const found = this.tables ? tableInputs(this.tables, this.#first, this.tokens.length, calls) : new Map();
     const { features, places } = this;
     if (!features) return found;
     const [type, count] = [features instanceof Uint16Array ? FLOAT16 : FLOAT, places.length];
@@ -64,10 +68,11 @@ export class WithImages {
 /**
  * Rotary tables of a sequence, of which a run reads the rows of its own tokens only: the others are left as they are.
  *
- * @param {Tables} tables @param {number} count tokens of the run @param {OrtCalls} calls @returns {Map<string, Held>}
+ * @param {Tables} tables @param {number} first @param {number} count tokens of the run @param {OrtCalls} calls
+ * @returns {Map<string, Held>}
  */
-function tableInputs({ first, rows, pairs }, count, calls) {
-  const end = first + count;
+function tableInputs(tables, first, count, calls) {
+  const [end, { pairs }, rows] = [first + count, tables, tables.rows(first, count)];
   return new Map(["rope.cos", "rope.sin"].map((name, part) => {
     const held = calls.place(FLOAT, [end, pairs], 4 * end * pairs);
     calls.bytes(held.pointer + 4 * first * pairs, rows[part].byteLength).set(new Uint8Array(rows[part].buffer));
@@ -119,9 +124,10 @@ export class ImageFeatures {
    */
   async take(tokens, before, isStopped) {
     const gridOf = (/** @type {number} */ first) => this.#gridOf(first);
-    const tables = this.#places?.rows(before().concat(tokens), tokens.length, gridOf) ?? null;
+    const held = this.#places ? before() : [];
+    const [first, tables] = [held.length, this.#places?.tables(held.concat(tokens), gridOf) ?? null];
     const places = tokens.flatMap((token, place) => (token >= FIRST_ID ? [place] : []));
-    if (!places.length) return tables && new WithImages(tokens, [], null, tables);
+    if (!places.length) return tables && new WithImages(first, tokens, [], null, tables);
     /** @type {Values | null} */
     let features = null;
     for (const [at, place] of places.entries()) {
@@ -131,7 +137,7 @@ export class ImageFeatures {
       features.set(rows.subarray(row * hidden, (row + 1) * hidden), at * hidden);
     }
     const ids = tokens.map((token) => (token >= FIRST_ID ? 0 : token));
-    return new WithImages(ids, places, features, tables);
+    return new WithImages(first, ids, places, features, tables);
   }
 
   /** Frees the encoder and all features. */

@@ -9,7 +9,8 @@ import { FIRST_ID, MAX_TOKENS } from "./features.js";
  * @typedef {{sections: number[], interleaved?: boolean}} Mrope
  * @typedef {{start: number, position: number, rows: number, columns: number}} Span an image; start: place of its first
  *   token; position: of its first row and column
- * @typedef {{first: number, rows: Float32Array<ArrayBuffer>[], pairs: number}} Tables cos and sin of tokens from `first` on
+ * @typedef {{layout: string, pairs: number, rows: (first: number, count: number) => Float32Array<ArrayBuffer>[]}} Tables
+ *   of a sequence; layout: the images that moved its positions; rows: cos and sin of `count` tokens from `first` on
  */
 
 export class ImagePlaces {
@@ -28,25 +29,30 @@ export class ImagePlaces {
   }
 
   /**
-   * The rows of the last `count` of these tokens; null where no image has moved their positions.
+   * The rotary tables of these tokens and of what follows; null where no image has moved positions.
    *
-   * @param {readonly number[]} tokens of a sequence, from its first one on @param {number} count
+   * @param {readonly number[]} tokens of a sequence, from its first one on
    * @param {(first: number) => [rows: number, columns: number]} gridOf an image, by its first id
    * @returns {Tables | null}
    */
-  rows(tokens, count, gridOf) {
+  tables(tokens, gridOf) {
     const spans = spansOf(tokens, gridOf);
     if (!spans.length) return null;
-    const [first, pairs] = [tokens.length - count, this.#axes.length];
+    const rows = (/** @type {number} */ first, /** @type {number} */ count) => this.#rows(spans, first, count);
+    return { layout: JSON.stringify(spans), pairs: this.#axes.length, rows };
+  }
+
+  /** @param {Span[]} spans @param {number} first @param {number} count */
+  #rows(spans, first, count) {
+    const pairs = this.#axes.length;
     const positions = Array.from({ length: count }, (_, at) => positionOf(spans, first + at));
-    const rows = this.#tables.map((table) => {
+    return this.#tables.map((table) => {
       const made = new Float32Array(count * pairs);
       for (let at = 0, place = 0; at < count; at++) {
         for (let pair = 0; pair < pairs; pair++) made[place++] = table[positions[at][this.#axes[pair]] * pairs + pair];
       }
       return made;
     });
-    return { first, rows, pairs };
   }
 }
 

@@ -44,7 +44,7 @@ export class ModelImages {
 
   /** Rejects with RangeError and DeviceUnavailable for a model that takes no images here, PackageError. @param {Loaded} loaded */
   static async open(loaded) {
-    const { manifest, texts, tokenizer, device, graph } = loaded;
+    const { manifest, texts, tokenizer, device } = loaded;
     const architecture = /** @type {any} */ (manifest.architecture);
     const { vision, rope } = architecture;
     if (!vision) {
@@ -53,7 +53,7 @@ export class ModelImages {
           "export it again where its folder was written as a text decoder (docs/guide-images.md).",
       );
     }
-    const refusal = imagesRefusal(architecture, graph.variant);
+    const refusal = imagesRefusal(architecture);
     if (refusal) {
       const [reason, remedy] = refusal;
       throw new DeviceUnavailable(`'${device.name}' takes no images of '${manifest.name}': ${reason}; ${remedy}.`, {

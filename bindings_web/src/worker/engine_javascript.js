@@ -78,11 +78,10 @@ class Model {
   /** Loads what the chat template needs besides, and asks whether the model takes images here. */
   async prepare() {
     await this.#template?.prepare();
-    const { manifest, graph } = this.#loaded;
-    const architecture = /** @type {any} */ (manifest.architecture);
+    const architecture = /** @type {any} */ (this.#loaded.manifest.architecture);
     if (!architecture?.vision) return;
     const { imagesRefusal } = await import("../images/support.js");
-    this.about.takesImages = !imagesRefusal(architecture, graph.variant);
+    this.about.takesImages = !imagesRefusal(architecture);
   }
 
   /** @param {Reply} reply @param {Replying} replying */
