@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from embedllm.export.gguf.projectors import DOWN, UP
+from embedllm.export.gguf.projector_config import DOWN, UP
 from embedllm.export.gguf.tensor_location import (
     InTurn,
     PermutedRows,
