@@ -116,6 +116,8 @@ def gemma4(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
         "num_key_value_heads": heads[0],
         "per_layer_config": each,
         "attention_k_eq_v": bool(without),
+        # no file says whose images are read in both directions: the models without per-layer embeddings
+        "use_bidirectional_attention": None if own.integer(_PLE, 0, least=0) else "vision",
     }
 
 

@@ -56,14 +56,17 @@ class Mmproj:
             **self.projector.config(self.own, self.model.tensors),
             "model_type": self.projector.families[architecture],
             "text_config": section,
+            "tie_word_embeddings": section["tie_word_embeddings"],
             "image_token_id": self.image_token,
         }
 
     def joined(self) -> GgufModel:
         """The text model with the tensors of both. Raises ExportError for one that both have."""
-        if both := self.text.tensors.keys() & self.model.tensors.keys():
+        unread = self.projector.unread_tensors
+        own = {name: tensor for name, tensor in self.model.tensors.items() if not name.startswith(unread)}
+        if both := self.text.tensors.keys() & own.keys():
             raise ExportError(f"'{self.text.path}' and '{self.model.path}' both have a tensor '{min(both)}'.")
-        return dataclasses.replace(self.text, tensors={**self.text.tensors, **self.model.tensors})
+        return dataclasses.replace(self.text, tensors={**self.text.tensors, **own})
 
 
 def open_mmproj(path: Path, text: GgufModel) -> Mmproj:

@@ -122,3 +122,40 @@ def pixtral(own: Config, tensors: Tensors) -> dict[str, object]:
         "spatial_merge_size": own.integer(MERGE),
         "multimodal_projector_bias": "mm.1.bias" in tensors,
     }  # fmt: skip
+
+
+def lfm2(own: Config, tensors: Tensors) -> dict[str, object]:
+    """The projector's size is the tensor's, which no file says."""
+    up, positions = tensors.get("mm.1.weight"), tensors.get(_POSITIONS)
+    return {
+        "vision_config": {
+            **_siglip(own, tensors),
+            "model_type": "siglip2_vision_model",
+            **({} if positions is None else {"num_patches": positions.shape[0]}),
+        },
+        "downsample_factor": own.integer(SCALE, 2),
+        **({} if up is None else {"projector_hidden_size": up.shape[0]}),
+        "projector_bias": "mm.1.bias" in tensors,
+        "projector_use_layernorm": "mm.input_norm.weight" in tensors,
+    }
+
+
+def gemma4(own: Config, tensors: Tensors) -> dict[str, object]:
+    """Files say neither use_gelu nor use_silu; all checkpoints have the tanh approximation of GELU."""
+    if (active := said_activation(own)) not in ("", "use_gelu"):
+        raise UnsupportedModel(f"the vision encoder says the activation '{active}'; expected use_gelu, or none.")
+    vision, positions = _sizes(own, tensors), tensors.get(_POSITIONS)
+    heads = own.integer("vision.attention.head_count")
+    return {
+        "vision_config": {
+            **vision,
+            "num_key_value_heads": heads,
+            "head_dim": own.integer("vision.embedding_length") // heads,
+            "pooling_kernel_size": own.integer(SCALE, 3),
+            "rms_norm_eps": own.number("vision.attention.layer_norm_epsilon", 1e-6, above=0),
+            "hidden_activation": "gelu_pytorch_tanh",
+            "use_clipped_linears": "v.blk.0.attn_q.input_max" in tensors,
+            "standardize": "v.std_bias" in tensors,
+            **({} if positions is None else {"position_embedding_size": positions.shape[-2]}),
+        }
+    }

@@ -47,11 +47,14 @@ class Projector:
     config: Callable[[Config, Tensors], dict[str, object]]  # of clip.*: all of config.json but the text model
     processor: Callable[[Config], dict[str, object]]  # of clip.*: preprocessor_config.json
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
+    unread_keys: tuple[str, ...] = ()  # how those begin that are of another encoder in the file
+    unread_tensors: tuple[str, ...] = ()  # and its tensors
 
     def check(self, own: Config, metadata: Mapping[str, object], where: str) -> None:
         """Raises UnsupportedModel for what is said and not known here. metadata: behind "clip."."""
         known = {*_COMMON, *self.keys}
-        if unknown := [key for key, value in metadata.items() if key not in known and value not in (False, 0)]:
+        left = {key: value for key, value in metadata.items() if not key.startswith(self.unread_keys)}
+        if unknown := [key for key, value in left.items() if key not in known and value not in (False, 0)]:
             raise UnsupportedModel(
                 f"'{where}' says 'clip.{unknown[0]}', which is not known here for such vision encoders and could "
                 "change what they compute. Try the checkpoint that it was made from."
@@ -97,6 +100,18 @@ def _fitting(own: Config) -> dict[str, object]:
                    size={"longest_edge": own.integer("vision.image_size")})  # fmt: skip
 
 
+def _lfm2(own: Config) -> dict[str, object]:
+    """Numbers of tokens and of tiles are in no file: those of all published checkpoints, which llama.cpp has, too."""
+    return _pixels(own, "Lfm2VlImageProcessor", encoder_patch_size=own.integer("vision.patch_size"),
+                   downsample_factor=own.integer(SCALE, 2))  # fmt: skip
+
+
+def _gemma4(own: Config) -> dict[str, object]:
+    """Nor is the budget of tokens."""
+    return _pixels(own, "Gemma4ImageProcessor", patch_size=own.integer("vision.patch_size"),
+                   pooling_kernel_size=own.integer(SCALE, 3), do_normalize=True)  # fmt: skip
+
+
 _FIRST_SIZES = _any_size(56 * 56, 28 * 28 * 16_384)
 _LIMITS = (MERGE, _LEAST, _MOST)
 _PAD = "<|image_pad|>"
@@ -114,4 +129,9 @@ PROJECTORS: Mapping[str, Projector] = {
                                 processor=_any_size(64 * 32 * 32, 16_384 * 32 * 32), keys=(*_LIMITS, DEEPSTACK)),
     "pixtral": Projector(families={"mistral3": "mistral3", "llama": "mistral3"}, placeholder="[IMG]", activation=None,
                          config=configs.pixtral, processor=_fitting, keys=(MERGE, BASE)),
+    "lfm2": Projector(families={"lfm2": "lfm2_vl"}, placeholder="<image>", activation="use_gelu",
+                      config=configs.lfm2, processor=_lfm2, keys=(SCALE,)),
+    "gemma4v": Projector(families={"gemma4": "gemma4"}, placeholder="<|image|>", activation=None, config=configs.gemma4,
+                         processor=_gemma4, keys=(SCALE,), unread_keys=("has_audio_encoder", "audio."),
+                         unread_tensors=("a.", "mm.a.")),
 }  # fmt: skip

@@ -49,6 +49,13 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelsFirst:
+    """A convolution [rows, 3, side, side], which stands for a matrix [rows, side * side * 3]."""
+
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
 class SingleRow:
     """A vector that stands for a matrix of one row."""
 
@@ -66,7 +73,7 @@ class InTurn:
     run: int
 
 
-Order = Flat | InTurn | RowRange | PermutedRows | PermutedColumns | Transposed | SingleRow
+Order = ChannelsFirst | Flat | InTurn | RowRange | PermutedRows | PermutedColumns | Transposed | SingleRow
 ALL_ROWS = RowRange()
 
 
@@ -90,6 +97,9 @@ class TensorLocation:
             return 1, count
         if isinstance(self.order, Flat):
             return count, None
+        if isinstance(self.order, ChannelsFirst):
+            is_convolution = shape[1:] == (3, self.order.side, self.order.side)
+            return (shape[0], math.prod(shape[1:])) if is_convolution else (0, None)
         if isinstance(self.order, Transposed):
             is_stack = len(shape) == 3 and shape[0] == self.order.count
             return (shape[0] * shape[2], shape[1]) if is_stack else (0, None)

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 
 from embedllm.export.gguf.projector_config import DOWN, UP
 from embedllm.export.gguf.tensor_location import (
+    ALL_ROWS,
+    ChannelsFirst,
     InTurn,
+    Order,
     PermutedRows,
     RowRange,
     TensorLocation,
@@ -20,7 +23,17 @@ from embedllm.export.gguf.tensor_location import (
     matrix,
     norm_weights,
 )
-from embedllm.package.architecture import Attention, DynamicVision, Layer, Linear, Mlp, PatchMerger, Vision
+from embedllm.package.architecture import (
+    Attention,
+    DynamicVision,
+    Layer,
+    Linear,
+    Mlp,
+    PatchMerger,
+    PatchPooler,
+    Vision,
+)
+from embedllm.package.tensors import CLIPS
 
 if TYPE_CHECKING:
     from embedllm.export.gguf.reader import Placed
@@ -31,7 +44,7 @@ _FIRST, _SECOND = f"{_PATCHES}.weight", f"{_PATCHES}.weight.1"  # of the two ima
 
 
 def with_own_order(vision: Vision | DynamicVision, described: Vision | DynamicVision) -> Vision | DynamicVision:
-    """An encoder that is unfused() already: Gemma's projector is transposed in the file as in the checkpoint."""
+    """An encoder that is unfused() already: Gemma 3's projector is transposed in the file as in the checkpoint."""
     if isinstance(vision, DynamicVision) or isinstance(described, DynamicVision):
         return vision
     return dataclasses.replace(
@@ -48,10 +61,12 @@ def vision_locations(vision: Vision | DynamicVision, tensors: Mapping[str, Place
         found |= _layer(layer, index, tensors)
     if isinstance(vision, DynamicVision):
         merger = vision.merger
-        assert isinstance(merger, PatchMerger)  # Gemma 4's encoder is not read from GGUF files
+        if isinstance(merger, PatchPooler):
+            return found | _pooler(merger)
         if merger.merging is not None:
             return found | _pixtral(vision, merger, merger.merging)
-        found |= _merger(merger, "v.post_ln", "mm.0", "mm.2")
+        up = "mm.1" if "mm.1.weight" in tensors else "mm.0"  # of LFM2-VL, and of Qwen's
+        found |= norm_weights(merger.square_norm, "mm.input_norm") | _merger(merger, "v.post_ln", up, "mm.2")
         for each in vision.deepstack:
             place = f"v.deepstack.{each.layer}"
             found |= _merger(each.merger, f"{place}.norm", f"{place}.fc1", f"{place}.fc2")
@@ -80,28 +95,42 @@ def _pixtral(vision: DynamicVision, merger: PatchMerger, merging: Linear) -> dic
     return found
 
 
+def _pooler(pooler: PatchPooler) -> dict[str, TensorLocation]:
+    found, source = matrix(pooler.projector, "mm.input_projection"), pooler.standardize
+    if source:
+        found |= {f"{source}.{part}": TensorLocation(tensor=f"v.{part}") for part in ("std_bias", "std_scale")}
+    return found
+
+
 def _patches(vision: Vision | DynamicVision) -> dict[str, TensorLocation]:
-    bias = {f"{vision.patches}.bias": TensorLocation(tensor=f"{_PATCHES}.bias")}
-    if not isinstance(vision, DynamicVision):
-        return {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST), **bias}
-    if vision.temporal_patch_size == 1:
-        return {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST)}
-    both = TensorLocation(tensor=_FIRST, order=InTurn((_FIRST, _SECOND), run=vision.patch_size))
-    return {f"{vision.patches}.weight": both, **(bias if vision.patches_bias else {})}
+    is_dynamic = isinstance(vision, DynamicVision)
+    order: Order = ALL_ROWS
+    if is_dynamic and vision.temporal_patch_size > 1:
+        order = InTurn((_FIRST, _SECOND), run=vision.patch_size)
+    if is_dynamic and vision.patches_channels_last:
+        order = ChannelsFirst(vision.patch_size)
+    found = {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST, order=order)}
+    if not is_dynamic or vision.patches_bias:
+        found[f"{vision.patches}.bias"] = TensorLocation(tensor=f"{_PATCHES}.bias")
+    return found
 
 
 def _layer(layer: Layer, index: int, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     block, attention = f"v.blk.{index}", layer.attention
     assert isinstance(attention, Attention)
     assert isinstance(layer.mlp, Mlp)
-    found = norm_weights(layer.attention_norm, f"{block}.ln1") | norm_weights(layer.mlp_norm, f"{block}.ln2")
-    found |= matrix(attention.o, f"{block}.attn_out")
+    norms = {"ln1": layer.attention_norm, "ln2": layer.mlp_norm, "attn_post_norm": layer.attention_post_norm,
+             "ffn_post_norm": layer.mlp_post_norm, "attn_q_norm": attention.q_norm,
+             "attn_k_norm": attention.k_norm}  # fmt: skip
+    found = _clippable(attention.o, f"{block}.attn_out")
+    for part, norm in norms.items():
+        found |= norm_weights(norm, f"{block}.{part}")
     together, start = f"{block}.attn_qkv", 0
     parts = {"q": attention.q, "k": attention.k, "v": attention.v}
     is_fused = has_rows(tensors, together, sum(linear.rows for linear in parts.values()))
     for part, linear in parts.items():
         own = matrix(linear, together, RowRange(start, linear.rows)) if is_fused else None
-        found |= own or matrix(linear, f"{block}.attn_{part}")
+        found |= own or _clippable(linear, f"{block}.attn_{part}")
         start += linear.rows
     return found | _mlp(layer.mlp, index, tensors)
 
@@ -111,8 +140,14 @@ def _mlp(mlp: Mlp, index: int, tensors: Mapping[str, Placed]) -> dict[str, Tenso
     up, down = UP.format(index), DOWN.format(index)
     if mlp.up.rows != mlp.down.rows and has_rows(tensors, up, mlp.down.rows):
         up, down = down, up
-    found = matrix(mlp.up, up) | matrix(mlp.down, down)
-    return found if mlp.gate is None else found | matrix(mlp.gate, f"v.blk.{index}.ffn_gate")
+    found = _clippable(mlp.up, up) | _clippable(mlp.down, down)
+    return found if mlp.gate is None else found | _clippable(mlp.gate, f"v.blk.{index}.ffn_gate")
+
+
+def _clippable(linear: Linear, name: str) -> dict[str, TensorLocation]:
+    """A matrix and the bounds that it is clipped to, if it is."""
+    bounds = {f"{linear.clip}.{end}": TensorLocation(tensor=f"{name}.{end}") for end in CLIPS if linear.clip}
+    return matrix(linear, name) | bounds
 
 
 def _merger(merger: PatchMerger, norm: str, up: str, down: str) -> dict[str, TensorLocation]:

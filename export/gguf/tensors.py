@@ -11,7 +11,7 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.open_files import OpenFiles
 from embedllm.export.gguf.reader import GgufModel, Placed
-from embedllm.export.gguf.tensor_location import InTurn, PermutedColumns, TensorLocation, Transposed
+from embedllm.export.gguf.tensor_location import ChannelsFirst, InTurn, PermutedColumns, TensorLocation, Transposed
 from embedllm.export.gguf.types import READ, TYPES, floats, packed, packing_of
 from embedllm.package.packing import Packed, Packing, ordered
 
@@ -71,6 +71,8 @@ class GgufTensors:
                 return location.transform(values)
             except ValueError as error:
                 raise ExportError(f"'{tensor.file}': tensor '{location.tensor}' {error}") from error
+        if isinstance(location.order, ChannelsFirst):
+            return values.reshape(len(values), 3, -1).swapaxes(1, 2).reshape(values.shape)
         return values[:, location.order.order] if isinstance(location.order, PermutedColumns) else values
 
     def packing(self, name: str) -> Packing | None:
@@ -83,7 +85,7 @@ class GgufTensors:
         if stored is None or not stored.quantized:
             return stored
         splits_groups = isinstance(order, PermutedColumns) and order.run % stored.group_size
-        return Packing(bits=32) if splits_groups or isinstance(order, Transposed) else stored
+        return Packing(bits=32) if splits_groups or isinstance(order, ChannelsFirst | Transposed) else stored
 
     def packed(self, name: str, start: int, stop: int) -> Packed:
         """Rows [start, stop) of a quantized tensor, as they are stored."""

@@ -41,10 +41,10 @@ def gemma4_config(size: str = "small") -> dict[str, Any]:
     return {"model_type": "gemma4", **GEMMA4_TOKENS, **CONFIGS[size]}
 
 
-def gemma4_checkpoint(folder: Path, size: str = "small") -> Path:
-    """A random model with the names of published checkpoints; returns the folder."""
+def gemma4_checkpoint(folder: Path, size: str = "small", config: dict[str, Any] | None = None) -> Path:
+    """A random model with the names of published checkpoints; returns the folder. config: in place of a size's."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = gemma4_config(size)
+    config = config or gemma4_config(size)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = RandomSource(describe(Config(config))).tensors
     tensors.pop("", None)  # of norms without weights

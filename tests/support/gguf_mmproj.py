@@ -1,6 +1,7 @@
 """Vision-language checkpoints written as two GGUF files, text model and vision encoder, as llama.cpp's converters do.
 
-Source: conversion/smolvlm.py, gemma.py, qwenvl.py, qwen3vl.py and llava.py of llama.cpp; the names of the package gguf.
+Source: conversion/smolvlm.py, gemma.py, qwenvl.py, qwen3vl.py, llava.py and lfm2.py of llama.cpp; the names of the
+package gguf.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from embedllm.images.settings import read_settings
+from embedllm.package.tensors import CLIPS
 from tests.support.dynamic_vision import START, dynamic_chat_checkpoint
+from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
 from tests.support.gguf_converters import turned
 from tests.support.gguf_files import Change, loaded, write_file, write_gguf
 from tests.support.vision import chat_checkpoint, gemma_chat_checkpoint
@@ -28,11 +31,14 @@ Tensors = dict[str, np.ndarray]
 _LANGUAGE = re.compile(r"^(model\.text_model|model\.language_model|language_model\.model)\.")
 _HEAD = "language_model.lm_head.weight"
 _VISION = ("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "visual.",
-           "model.visual.")  # fmt: skip
+           "model.visual.", "model.vision_tower.", "model.multi_modal_projector.", "model.embed_vision.")  # fmt: skip
+_ENDS = (".weight", ".bias", *(f".{end}" for end in CLIPS))
 _ARCHITECTURES = {"idefics3": "llama", "gemma3": "gemma3", "mistral3": "mistral3", "qwen2_vl": "qwen2vl",
-                  "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35"}  # fmt: skip
+                  "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_5": "qwen35", "lfm2_vl": "lfm2",
+                  "gemma4": "gemma4"}  # fmt: skip
 _TEXT_TYPES = {"idefics3": "llama", "gemma3": "gemma3_text", "mistral3": "ministral3", "qwen2_vl": "qwen2",
-               "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}  # fmt: skip
+               "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text", "lfm2_vl": "lfm2",
+               "gemma4": "gemma4_text"}  # fmt: skip
 
 QWEN = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"}
 NORMALIZED = {"image_mean": [0.5, 0.375, 0.25], "image_std": [0.25, 0.25, 0.5]}  # exact in float32, as files have them
@@ -54,8 +60,15 @@ class _Kind:
 
 
 def seeing_checkpoint(folder: Path, family: str) -> Path:
-    """A tiny one with an image processor, whose config.json says no more than GGUF files can."""
+    """A tiny one with an image processor, whose config.json says no more than GGUF files can.
+
+    family: behind that of a Gemma 4 comes its size, "small" or "large".
+    """
     config = folder / "config.json"
+    if family.startswith("gemma4 "):
+        return _gemma4_checkpoint(folder, family.removeprefix("gemma4 "))
+    if family == "lfm2_vl":
+        return _lfm2_checkpoint(folder)
     if family in QWEN or family == "mistral3":
         dynamic_chat_checkpoint(folder, family)
         changed(folder / "preprocessor_config.json", **NORMALIZED)
@@ -67,6 +80,36 @@ def seeing_checkpoint(folder: Path, family: str) -> Path:
         text = json.loads(config.read_text())["text_config"]
         kinds = ["sliding_attention", "full_attention"]
         changed(config, text_config={**text, "query_pre_attn_scalar": 16, "layer_types": kinds})
+    return folder
+
+
+def _gemma4_checkpoint(folder: Path, size: str) -> Path:
+    """Whose text_config is as transformers 5.23 writes it; with positions for the usual budget of tokens."""
+    config = gemma4_config(size)
+    text, vision = config["text_config"], config["vision_config"]
+    full = {"head_dim": text["global_head_dim"],
+            "num_key_value_heads": text.get("num_global_key_value_heads", text["num_key_value_heads"])}  # fmt: skip
+    each = {str(index): full for index, kind in enumerate(text["layer_types"]) if kind == "full_attention"}
+    rope = {"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    text = {"num_kv_shared_layers": 0, **text, "per_layer_config": each, "rope_parameters": rope,
+            "use_double_wide_mlp": False}  # fmt: skip
+    vision = {**vision, "position_embedding_size": 280 * vision["pooling_kernel_size"]}
+    gemma4_checkpoint(folder, config={**config, "text_config": text, "vision_config": vision})
+    processor = json.loads((folder / "processor_config.json").read_text())
+    del processor["image_processor"]["max_soft_tokens"]
+    changed(folder / "processor_config.json", **processor)
+    return folder
+
+
+def _lfm2_checkpoint(folder: Path) -> Path:
+    """With the usual numbers of tokens and tiles."""
+    dynamic_chat_checkpoint(folder, "lfm2_vl")
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    own = {"norm_eps": 1e-5, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0}
+    changed(folder / "config.json", text_config={**text, **own, "rope_parameters": {"rope_theta": 1e6}})
+    pixels = {"image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 4, **NORMALIZED}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     return folder
 
 
@@ -173,7 +216,7 @@ def write_mmproj(
         if not source.startswith(_VISION):
             continue
         for changed, part in own.tensors(source, tensor, config).items():
-            place = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            place = names.get_name(changed, try_suffixes=_ENDS)
             tensors[place or changed] = np.ascontiguousarray(part)
     given = {**{f"clip.{key}": value for key, value in said.items()}, **(more or {})}
     return write_file(path, "clip", given, change(tensors), kind=kind)
@@ -206,6 +249,14 @@ def _qwen3_keys(config: dict[str, Any]) -> dict[str, Any]:
 def _pixtral_keys(config: dict[str, Any]) -> dict[str, Any]:
     return {f"use_{config['vision_config']['hidden_act']}": True, "vision.attention.layer_norm_epsilon": 1e-5,
             "vision.spatial_merge_size": config["spatial_merge_size"]}  # fmt: skip
+
+
+def _gemma4_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Of a file that may have an encoder of sounds, too."""
+    vision = config["vision_config"]
+    return {"vision.attention.layer_norm_epsilon": vision["rms_norm_eps"], "projector_type": None,
+            "vision.projector_type": "gemma4v",
+            "vision.projector.scale_factor": vision["pooling_kernel_size"]}  # fmt: skip
 
 
 def _as_is(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
@@ -249,6 +300,23 @@ def _qwen3(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
     return _patches(name, values) or {name: values}
 
 
+def _lfm2(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
+    return {name.removeprefix("model."): _convolution(values) if "patch_embedding.weight" in name else values}
+
+
+def _gemma4(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
+    changed = name.replace("model.vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
+    if name.endswith("position_embedding_table"):
+        changed += ".weight"
+    return {changed: _convolution(values) if ".input_proj." in name else np.atleast_1d(values)}
+
+
+def _convolution(values: np.ndarray) -> np.ndarray:
+    """Of a matrix of patches, whose colours come last."""
+    side = int((values.shape[1] // 3) ** 0.5)
+    return values.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+
+
 _KINDS = {
     "idefics3": _Kind(projector="idefics3", said=_idefics3_keys, tensors=_as_is),
     "gemma3": _Kind(projector="gemma3", said=_gemma3_keys, tensors=_gemma3),
@@ -257,4 +325,8 @@ _KINDS = {
     "qwen3_vl": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
     "qwen3_5": _Kind(projector="qwen3vl_merger", said=_qwen3_keys, tensors=_qwen3),
     "mistral3": _Kind(projector="pixtral", said=_pixtral_keys, tensors=_pixtral),
+    "lfm2_vl": _Kind(
+        projector="lfm2", said=lambda config: {"use_gelu": True, "vision.projector.scale_factor": 2}, tensors=_lfm2
+    ),
+    "gemma4": _Kind(projector="gemma4v", said=_gemma4_keys, tensors=_gemma4),
 }

@@ -22,6 +22,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.gguf.source import GgufSource
 from embedllm.images.processors import open_processor
+from embedllm.images.settings import read_settings
 from embedllm.package.architecture import DynamicVision, Vision
 from embedllm.package.package import open_package
 from embedllm.package.packing import packings
@@ -33,7 +34,7 @@ from tests.support.tiny import tiny_checkpoint
 from tests.support.vision import TILE_TOKENS
 
 WHOLE = Recipe(bits=32, head_bits=32, embedding_bits=32)
-FAMILIES = ["idefics3", "gemma3", "mistral3", *sorted(QWEN)]
+FAMILIES = ["idefics3", "gemma3", "mistral3", "lfm2_vl", "gemma4 small", "gemma4 large", *sorted(QWEN)]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,9 @@ def assert_same_export(ours: Path, theirs: Path) -> None:
 def test_an_export_is_that_of_the_checkpoint(family: str, made: Callable[[str], Path], tmp_path: Path) -> None:
     """Weights, graphs and the image processor, bit for bit; the encoder is found beside the text model."""
     folder = made(family)
-    sizes = json.loads((folder / "preprocessor_config.json").read_text())["size"]
+    settings = read_settings(folder)
+    assert settings is not None
+    sizes: Any = settings.values.get("size", {})
     limits = {"clip.vision.image_min_pixels": sizes.get("shortest_edge"),
               "clip.vision.image_max_pixels": sizes.get("longest_edge")}  # fmt: skip
     pair = write_pair(tmp_path / "gguf", folder, more=limits if family in QWEN else {})
@@ -94,9 +97,33 @@ def test_mistral_small_of_older_files_is_that_of_the_checkpoint(tmp_path: Path) 
     assert open_package(ours).decoder.vision == open_package(theirs).decoder.vision
 
 
-def test_features_and_logits_are_those_of_the_checkpoint(made: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_projector_of_lfm2_without_norm_and_biases_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    folder = seeing_checkpoint(tmp_path / "checkpoint", "lfm2_vl")
+    changed(folder / "config.json", projector_bias=False, projector_use_layernorm=False)
+    tensors, projector = load_file(folder / "model.safetensors"), "model.multi_modal_projector."
+    lacking = (f"{projector}layer_norm", f"{projector}linear_1.bias", f"{projector}linear_2.bias")
+    left = {name: values for name, values in tensors.items() if not name.startswith(lacking)}
+    save_file(left, folder / "model.safetensors")
+    pair = write_pair(tmp_path / "gguf", folder)
+    assert_same_export(convert(pair.text, tmp_path / "ours", WHOLE), convert(folder, tmp_path / "theirs", WHOLE))
+
+
+def test_an_encoder_of_sounds_in_the_same_file_is_left_out(made: Callable[[str], Path], tmp_path: Path) -> None:
+    def heard(tensors: Tensors) -> Tensors:
+        return {**tensors, **dict.fromkeys(("a.blk.0.attn_q.weight", "mm.a.input_projection.weight"), np.ones((4, 4)))}
+
+    folder = made("gemma4 small")
+    said = {"clip.has_audio_encoder": True, "clip.audio.projector_type": "gemma4a", "clip.audio.block_count": 1}
+    pair = write_pair(tmp_path / "gguf", folder, change=heard, more=said)
+    assert_same_export(convert(pair.text, tmp_path / "ours", WHOLE), convert(folder, tmp_path / "theirs", WHOLE))
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "lfm2_vl", "gemma4 small", "gemma4 large"])
+def test_features_and_logits_are_those_of_the_checkpoint(
+    family: str, made: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Through ONNX Runtime, with rounded weights."""
-    folder, image = made("qwen2_5_vl"), dynamic_image(1, 3, 5)
+    folder, image = made(family), dynamic_image(1, 3, 5)
     pair = write_pair(tmp_path / "gguf", folder)
     tokens, images = dynamic_prompt([5, 6], image, [7, 8, 9])
     found: list[np.ndarray] = []
@@ -274,6 +301,14 @@ def reshaped(name: str, *shape: int) -> Callable[[Tensors], Tensors]:
     ("mistral3", {}, without("mm.patch_merger.weight"), "has no tensor 'mm.patch_merger.weight'"),
     ("mistral3", {"clip.vision.spatial_merge_size": None}, dict, "has no 'vision.spatial_merge_size'"),
     ("mistral3", {}, without("v.blk.1.attn_q.weight"), "has no tensor 'v.blk.1.attn_q.weight'"),
+    ("lfm2_vl", {}, without("mm.2.weight"), "has no tensor 'mm.2.weight'"),
+    ("lfm2_vl", {}, without("v.position_embd.weight"), "has no tensor 'v.position_embd.weight'"),
+    ("lfm2_vl", {}, reshaped("v.patch_embd.weight", 48, 4, 4, 3), "v.patch_embd.weight' is .48, 4, 4, 3.; .* .48, 48."),
+    ("gemma4 small", {"clip.use_silu": True}, dict, "says the activation 'use_silu'; expected use_gelu, or none"),
+    ("gemma4 small", {"clip.vision.attention.head_count": 6}, dict, "attn_q_norm.weight' is .16"),
+    ("gemma4 small", {}, without("v.blk.1.attn_v.output_min"), "has no tensor 'v.blk.1.attn_v.output_min'"),
+    ("gemma4 large", {}, without("v.std_scale"), "has no tensor 'v.std_scale'"),
+    ("gemma4 large", {}, without("v.blk.0.ffn_post_norm.weight"), "has no tensor 'v.blk.0.ffn_post_norm.weight'"),
     ("qwen3_vl", {}, reshaped("v.position_embd.weight", 24, 48), "num_position_embeddings is 24; expected a square"),
 ])  # fmt: skip
 def test_what_an_encoder_lacks_is_named(
