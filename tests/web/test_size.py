@@ -29,7 +29,9 @@ LIMITS = {
     "formats in templates": 4_800,
     "images on the page": 6_200,
     "contents of a model that sees": 1_000,
-    "images": 17_000,
+    "images": 12_000,
+    "images in tiles": 6_800,
+    "images of one size": 2_300,
     "images of any size": 8_500,
 }
 LATER = {
@@ -49,6 +51,8 @@ LATER = {
     "content_form": "contents of a model that sees",
     "support": "contents of a model that sees",
     "prompt": "images",
+    "processor": "images in tiles",
+    "fixed_size": "images of one size",
     "any_size": "images of any size",
     "draws": "Python",  # these three: of the engine "javascript", too
     "options": "Python",

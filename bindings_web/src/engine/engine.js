@@ -71,7 +71,7 @@ export class Engine {
 
   close() {
     this.isClosed = true;
-    void this.#after(async () => (this.images?.close(), this.#close()));
+    void this.#after(async () => (this.#close(), this.images?.close()));
   }
 
   /** The DeviceError that ended this engine; ONNX Runtime's binding is in no known state after one. */

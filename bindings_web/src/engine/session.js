@@ -62,6 +62,7 @@ export class Session {
     this.#check(tokens);
     const start = this.position;
     const { chunk, alone } = this.#limits;
+    const all = Array.from(tokens);
     const known = this.#limits.draws();
     if (this.#row?.wasAsked && known === this.#draws) known?.note?.();
     const draws = known ?? (this.#row?.isGreedy ? GREEDY : null);
@@ -69,11 +70,12 @@ export class Session {
       try {
         await this.#reserve(start + tokens.length);
         let row = new Float32Array(0);
-        for (let at = 0; at < tokens.length; at += chunk) {
+        for (let at = 0, end = 0; at < tokens.length; at = end) {
           await breathe(); // so that an interruption gets through
           if (this.#stopping) throw new Interrupted();
-          const piece = Array.prototype.slice.call(tokens, at, at + chunk);
-          const before = () => this.held.slice(0, start).concat(Array.prototype.slice.call(tokens, 0, at));
+          end = this.#limits.images()?.endOfRun(all, at, chunk) ?? at + chunk;
+          const piece = all.slice(at, end);
+          const before = () => this.held.slice(0, start).concat(all.slice(0, at));
           const seen = (await this.#limits.images()?.take(piece, before, () => this.#stopping)) ?? null;
           const run = this.#steps.run(seen?.tokens ?? piece, start + at, draws, seen);
           row = /** @type {Float32Array<ArrayBuffer>} */ (await run);

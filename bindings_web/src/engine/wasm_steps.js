@@ -80,6 +80,7 @@ export class HostSteps {
    */
   async run(tokens, position, _, images) {
     const module = this.#module;
+    const session = images?.session || this.#session;
     const end = position + tokens.length;
     const ids = this.#calls.place(INT64, [1, tokens.length], 8 * tokens.length);
     this.#calls.longs(ids.pointer, tokens.length).set(Array.from(tokens, BigInt));
@@ -96,7 +97,7 @@ export class HostSteps {
     try {
       const outputNames = names + 4 * inputs.length;
       const code = await module._OrtRun(
-        this.#session, names, values, inputs.length, outputNames, outputs.length, results, 0,
+        session, names, values, inputs.length, outputNames, outputs.length, results, 0,
       );
       this.#calls.check(code, `failed at position ${position}`);
       return this.#logits(module.getValue(results, "*"));

@@ -29,7 +29,10 @@ export class GpuBuffers {
   #tensors = [];
   /** @type {number[]} */
   #bindings = [];
-  /** @type {number[]} of text, behind images that moved its positions, with images: each bound to nothing of the others' */
+  /**
+   * of text, behind images that moved its positions, with images, with images in a session of their own: each bound to
+   * nothing of the others' @type {number[]}
+   */
   #prompts = [];
   /** @type {StepRun | null} of text */
   #steps = null;
@@ -39,7 +42,8 @@ export class GpuBuffers {
   #step = null;
   #total = 0; // a tensor, the capacity
   #results;
-  #host = 0; // the mask's ones, or the total length
+  #host = 0; // the mask's ones
+  #length = 0; // the total length of a prompt
 
   /** @param {GpuModel} model @param {number} capacity tokens */
   constructor(model, capacity) {
@@ -90,8 +94,9 @@ export class GpuBuffers {
   async #bind() {
     const { calls, takesLengths, next } = this.#model;
     this.#host = calls.allocate(8 * this.capacity);
-    this.#memory.push(this.#host);
-    if (!takesLengths) calls.longs(this.#host, this.capacity).fill(1n);
+    this.#length = calls.allocate(8);
+    this.#memory.push(this.#host, this.#length);
+    calls.longs(this.#host, this.capacity).fill(1n);
     this.#prompts[0] = await this.#binding();
     if (!takesLengths) return;
     this.group = next.bound({ logits: this.logits.buffer, token: this.token.buffer, length: this.length.buffer });
@@ -112,8 +117,9 @@ export class GpuBuffers {
   }
 
   /** Binds what is the same in each run. */
-  async #binding() {
-    const { calls, takesLengths, session } = this.#model;
+  async #binding(session = this.#model.session) {
+    const { calls } = this.#model;
+    const takesLengths = this.#model.takesLengths && session === this.#model.session;
     const binding = calls.module._OrtCreateBinding(session);
     if (!binding) throw new DeviceError(`ONNX Runtime binds nothing: ${calls.lastError()}`);
     this.#bindings.push(binding);
@@ -144,9 +150,12 @@ export class GpuBuffers {
    * @param {ArrayLike<number>} tokens @param {number} position of the first @param {WithImages | null} images among them
    */
   async feed(tokens, position, images) {
-    const { calls, takesLengths, uncaptured } = this.#model;
+    const { calls, uncaptured } = this.#model;
+    const session = images?.session || this.#model.session;
+    const takesLengths = this.#model.takesLengths && session === this.#model.session;
     const end = position + tokens.length;
-    const binding = (this.#prompts[images ? (images.features ? 2 : 1) : 0] ||= await this.#binding());
+    const kind = !images ? 0 : images.session ? 3 : images.features ? 2 : 1;
+    const binding = (this.#prompts[kind] ||= await this.#binding(session));
     const ids = calls.place(INT64, [1, tokens.length], 8 * tokens.length);
     const seen = images?.inputs(calls);
     let host = 0;
@@ -156,11 +165,11 @@ export class GpuBuffers {
       for (const [name, { tensor }] of seen ?? []) await this.#input(binding, name, tensor);
       if (takesLengths) {
         this.#write(this.length, [end - 1]);
-        calls.module.setValue(this.#host, end, "i32");
-        host = calls.tensor(INT32, this.#host, [1], 4);
+        calls.module.setValue(this.#length, end, "i32");
+        host = calls.tensor(INT32, this.#length, [1], 4);
       } else host = calls.tensor(INT64, this.#host, [1, end], 8 * end);
       await this.#input(binding, takesLengths ? "total_sequence_length" : "attention_mask", host);
-      await this.#run(binding, uncaptured);
+      await this.#run(binding, uncaptured, session);
     } finally {
       if (host) calls.module._OrtReleaseTensor(host);
       calls.release([ids, ...(seen?.values() ?? [])]);
@@ -195,9 +204,9 @@ export class GpuBuffers {
     await this.#run(binding, options || this.#model.uncaptured);
   }
 
-  /** @param {number} binding @param {number} options */
-  async #run(binding, options) {
-    const { calls, calls: { module }, session } = this.#model;
+  /** @param {number} binding @param {number} options @param {number} [session] */
+  async #run(binding, options, session = this.#model.session) {
+    const { calls, calls: { module } } = this.#model;
     const count = 1 + this.kv.size;
     calls.check(await module._OrtRunWithBinding(session, binding, count, this.#results, options), "failed");
     for (let place = 0; place < count; place++) {

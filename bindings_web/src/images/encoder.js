@@ -1,8 +1,6 @@
 // A model's vision encoder: a further session of ONNX Runtime over the weights of the decoder.
 
-import { BlobBytes } from "../engine/blob_bytes.js";
-import { loadCpuRuntime, loadGpuRuntime } from "../engine/ort_runtime.js";
-import { DeviceError } from "../errors.js";
+import { lacking, openSession } from "./further_session.js";
 
 /**
  * @import { Encoder, Values } from "./features.js"
@@ -10,7 +8,6 @@ import { DeviceError } from "../errors.js";
  * @import { Loaded } from "../worker/load_model.js"
  */
 
-const WEIGHTS = "weights.safetensors";
 /** Graphs by that of the decoder, whose type of activations they have. @type {Record<string, string>} */
 const VARIANTS = { "webgpu-float16": "vision-float16", "gpu-float32": "vision-gpu-float32" };
 const ON_CPU = "vision-float32";
@@ -21,29 +18,20 @@ const ON_CPU = "vision-float32";
  *
  * @param {Loaded} loaded @param {Processor} processor @returns {Promise<Encoder>}
  */
-export async function openEncoder({ package: opened, device, engine, graph: decoder, base, threads }, processor) {
+export async function openEncoder(loaded, processor) {
+  const { package: opened, device, engine, graph: decoder } = loaded;
+  const { window, bidirectional } = /** @type {any} */ (opened.manifest.architecture).vision;
   const hasGpu = device.name !== "wasm";
-  const { window } = /** @type {any} */ (opened.manifest.architecture).vision;
   const isOnGpu = hasGpu && engine.attendsToMany && !window;
   if (hasGpu && !isOnGpu) {
     const why = window ? "attention in a page's GPU has no mask of windows" : "this GPU's attention is wrong over many tokens";
     console.info(`embedllm: images are encoded on the CPU: ${why} (docs/webgpu.md#faults)`);
   }
-  const variant = isOnGpu ? VARIANTS[decoder.variant] : ON_CPU;
-  const graph = opened.manifest.graphs.find((one) => one.variant === variant);
-  if (!graph) throw lacking(variant);
-  if (!(await (await opened.file(decoder.file)).text()).includes("image_features")) throw lacking(decoder.variant);
-  const [file, weights] = [await opened.file(graph.file), await opened.file(WEIGHTS)];
-  const { ort } = hasGpu ? await loadGpuRuntime(base) : await loadCpuRuntime(base, threads);
-  const making = ort.InferenceSession.create(new Uint8Array(await file.arrayBuffer()), {
-    executionProviders: [isOnGpu ? { name: "webgpu" } : "wasm"],
-    externalData: [{ path: WEIGHTS, data: new BlobBytes(weights) }],
-    logSeverityLevel: 3,
-  });
-  const session = await making.catch((error) => {
-    throw new DeviceError(`'${device.name}' cannot load the vision encoder: ${error instanceof Error ? error.message : error}`, { cause: error });
-  });
-  const type = graph.activations === "float16" ? "float16" : "float32";
+  if (!bidirectional && !(await (await opened.file(decoder.file)).text()).includes("image_features")) {
+    throw lacking(decoder.variant);
+  }
+  const { ort, session, activations } = await openSession(loaded, isOnGpu ? VARIANTS[decoder.variant] : ON_CPU, isOnGpu);
+  const type = activations === "float16" ? "float16" : "float32";
   return {
     async encode(tile) {
       const own = type === "float16" ? narrow : (/** @type {Float32Array<ArrayBuffer>} */ floats) => floats;
@@ -60,13 +48,6 @@ export async function openEncoder({ package: opened, device, engine, graph: deco
     },
     close: () => void session.release(),
   };
-}
-
-/** @param {string} variant of a graph */
-function lacking(variant) {
-  return new DeviceError(
-    `this model's folder was written by a version without images here: run embedllm graph FOLDER --variant ${variant}`,
-  );
 }
 
 /** The bits of the nearest float16 numbers. @param {Float32Array<ArrayBuffer>} floats */

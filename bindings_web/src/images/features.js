@@ -9,6 +9,7 @@ import { FLOAT, FLOAT16, INT64 } from "../engine/ort_calls.js";
 /**
  * @import { Held, OrtCalls } from "../engine/ort_calls.js"
  * @import { ImagePlaces, Tables } from "./places.js"
+ * @import { WholeImages } from "./whole_images.js"
  * @import { Rgb } from "./resize.js"
  * @typedef {Float32Array<ArrayBuffer> | Uint16Array<ArrayBuffer>} Values float32, or the bits of float16
  * @typedef {[rows: number, columns: number] | null} Grid of an image's features; null: they have no one grid
@@ -42,9 +43,11 @@ export class WithImages {
    * @param {number} first place in its sequence of the first of @param {number[]} tokens
    * @param {number[]} places of images among them @param {Values | null} features [places, hidden]; null: all are text
    * @param {Tables | null} tables rotary ones, where images have moved positions
+   * @param {number} [session] handle of that of the run, where it is not that of text
    */
-  constructor(first, tokens, places, features, tables) {
+  constructor(first, tokens, places, features, tables, session = 0) {
     this.#first = first;
+    this.session = session;
     this.tokens = tokens;
     this.places = places;
     this.features = features;
@@ -83,6 +86,7 @@ function tableInputs(tables, first, count, calls) {
 export class ImageFeatures {
   #openEncoder;
   #places;
+  #whole;
   /** @type {Promise<Encoder> | null} */
   #encoder = null;
   /** @type {Map<number, Prepared>} by the first id, of the prompt that runs */
@@ -90,14 +94,19 @@ export class ImageFeatures {
   /** @type {Map<number, Features>} by the first id, the least recently used first */
   #features = new Map();
 
-  /** @param {() => Promise<Encoder>} openEncoder called by open() @param {ImagePlaces | null} places null: as those of text */
-  constructor(openEncoder, places) {
+  /**
+   * @param {() => Promise<Encoder>} openEncoder called by open() @param {ImagePlaces | null} places null: as those of text
+   * @param {WholeImages | null} whole null: no token attends to what is behind it
+   */
+  constructor(openEncoder, places, whole) {
     this.#openEncoder = openEncoder;
     this.#places = places;
+    this.#whole = whole;
   }
 
   /** The encoder; what it lacks is told before anything is fed, since a feed that fails ends the engine. */
-  open() {
+  async open() {
+    await this.#whole?.open();
     this.#encoder ??= this.#openEncoder();
     this.#encoder.catch(() => (this.#encoder = null)); // so that the next image tries again
     return this.#encoder;
@@ -106,6 +115,16 @@ export class ImageFeatures {
   /** Lets these be fed, and no others that are not encoded yet. @param {Prepared[]} images */
   set(images) {
     this.#images = new Map(images.map((image) => [image.first, image]));
+  }
+
+  /** Where a sequence that shall hold the first tokens of a prompt may end, at `at` or before. @param {readonly number[]} tokens @param {number} at */
+  startOfRun(tokens, at) {
+    return this.#whole?.startOfRun(tokens, at) ?? at;
+  }
+
+  /** Where a run of tokens from `at` on ends. @param {readonly number[]} tokens @param {number} at @param {number} chunk most of text */
+  endOfRun(tokens, at, chunk) {
+    return this.#whole?.endOfRun(tokens, at, chunk) ?? at + chunk;
   }
 
   /** Whether an id stands for a row of an image that is there. @param {number} id */
@@ -137,12 +156,13 @@ export class ImageFeatures {
       features.set(rows.subarray(row * hidden, (row + 1) * hidden), at * hidden);
     }
     const ids = tokens.map((token) => (token >= FIRST_ID ? 0 : token));
-    return new WithImages(first, ids, places, features, tables);
+    return new WithImages(first, ids, places, features, tables, await this.#whole?.open());
   }
 
   /** Frees the encoder and all features. */
   close() {
     this.#features.clear();
+    this.#whole?.close();
     void this.#encoder?.then((encoder) => encoder.close(), () => {});
     this.#encoder = null;
   }

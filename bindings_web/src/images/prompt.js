@@ -7,7 +7,6 @@ import { openEncoder } from "./encoder.js";
 import { ImageFeatures, firstId } from "./features.js";
 import { MAX_IMAGES, checkBytes, dataStart, imageOf } from "./limits.js";
 import { isImagePart } from "./parts.js";
-import { TilingProcessor } from "./processor.js";
 import { imagesRefusal } from "./support.js";
 
 /**
@@ -17,7 +16,9 @@ import { imagesRefusal } from "./support.js";
  * @import { Prepared } from "./features.js"
  * @import { ImagePlaces } from "./places.js"
  * @import { Rgb } from "./resize.js"
- * @typedef {ReturnType<typeof import("./any_size.js").openProcessor> | TilingProcessor} Processor
+ * @import { WholeImages } from "./whole_images.js"
+ * @typedef {ReturnType<typeof import("./any_size.js").openProcessor> | import("./processor.js").TilingProcessor |
+ *   import("./fixed_size.js").FixedSizeProcessor} Processor
  * @typedef {Prepared & {text: string}} Image text: what takes its place in the prompt
  * @typedef {{width: number, height: number}} Size
  */
@@ -34,12 +35,16 @@ export class ModelImages {
   /** @type {Map<string, Size>} */
   #sizes = new Map();
 
-  /** Use ModelImages.open(). @param {Loaded} loaded @param {Processor} processor @param {ImagePlaces | null} places */
-  constructor(loaded, processor, places) {
+  /**
+   * Use ModelImages.open().
+   *
+   * @param {Loaded} loaded @param {Processor} processor @param {ImagePlaces | null} [places] @param {WholeImages | null} [whole]
+   */
+  constructor(loaded, processor, places = null, whole = null) {
     this.#loaded = loaded;
     this.#processor = processor;
     this.#imageToken = /** @type {any} */ (loaded.manifest.architecture).vision.image_token;
-    this.#features = loaded.engine.images = new ImageFeatures(() => openEncoder(loaded, processor), places);
+    this.#features = loaded.engine.images = new ImageFeatures(() => openEncoder(loaded, processor), places, whole);
   }
 
   /** Rejects with RangeError and DeviceUnavailable for a model that takes no images here, PackageError. @param {Loaded} loaded */
@@ -60,7 +65,14 @@ export class ModelImages {
         tried: [[device.name, reason, remedy]],
       });
     }
-    if (!vision.kind) return new ModelImages(loaded, new TilingProcessor(texts, vision, tokenizer.named), null);
+    if (vision.bidirectional) {
+      const { FixedSizeProcessor, WholeImages } = await import("./fixed_size.js");
+      return new ModelImages(loaded, new FixedSizeProcessor(texts, vision, tokenizer.named), null, new WholeImages(loaded));
+    }
+    if (!vision.kind) {
+      const { TilingProcessor } = await import("./processor.js");
+      return new ModelImages(loaded, new TilingProcessor(texts, vision, tokenizer.named));
+    }
     const { ImagePlaces, openProcessor } = await import("./any_size.js");
     const places = rope.mrope ? new ImagePlaces(await loaded.package.file(WEIGHTS), rope) : null;
     return new ModelImages(loaded, openProcessor(texts, vision, tokenizer.named), places);

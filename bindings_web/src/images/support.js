@@ -15,8 +15,5 @@ export function imagesRefusal({ vision }) {
   if (!KINDS.includes(vision.kind) || vision.merger?.kind === POOLER) {
     return ["browsers do not run its vision encoder", ON_A_DESKTOP];
   }
-  if (vision.bidirectional) {
-    return ["tokens of its images attend to one another, which takes ONNX Runtime 1.32", ON_A_DESKTOP];
-  }
   return null;
 }

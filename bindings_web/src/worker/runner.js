@@ -9,6 +9,7 @@ import { StopStrings, TextStream } from "../sampling/text_stream.js";
 /**
  * @import { Session } from "../engine/session.js"
  * @import { Engine } from "../engine/engine.js"
+ * @import { ImageFeatures } from "../images/features.js"
  * @import { Constraint } from "../sampling/sampler.js"
  * @import { Sampling } from "../sampling/options.js"
  * @import { TextCodec } from "../tokenizer/tokenizer.js"
@@ -45,12 +46,13 @@ class CachedSequence {
    * Forgets all that the prompt does not begin with; how many of its tokens are held then. The last one is always fed
    * again, for its logits.
    *
-   * @param {number[]} prompt
+   * @param {number[]} prompt @param {ImageFeatures | null} images that must not be cut, maybe
    */
-  keep(prompt) {
+  keep(prompt, images) {
     let held = 0;
     const most = Math.min(this.tokens.length, prompt.length - 1);
     while (held < most && this.tokens[held] === prompt[held]) held++;
+    held = images?.startOfRun(prompt, held) ?? held;
     this.session.rewind(held);
     this.tokens.length = held;
     return held;
@@ -161,7 +163,8 @@ export class Runner {
    * @param {Request} request
    */
   #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, is_continuation, constraint }) {
-    const held = sequence.keep(prompt);
+    const { chunk, images } = this.#engine;
+    const held = sequence.keep(prompt, images);
     const text = prompt.filter((token) => token < this.#engine.vocabulary); // the rest stands for images
     const sampler = new Sampler(sampling, text, { constraint });
     this.#engine.draws = sampler.draws;
@@ -177,10 +180,12 @@ export class Runner {
       topCount: top_count,
       statistics: { prompt_tokens: prompt.length, cached_tokens: held },
     });
-    const { chunk } = this.#engine;
-    const count = Math.ceil((prompt.length - held) / chunk);
-    const piece = (/** @type {number} */ start) => prompt.slice(start, start + chunk);
-    const pieces = Array.from({ length: count }, (_, place) => piece(held + place * chunk));
+    /** @type {number[][]} */
+    const pieces = [];
+    for (let at = held, end = held; at < prompt.length; at = end) {
+      end = images?.endOfRun(prompt, at, chunk) ?? at + chunk;
+      pieces.push(prompt.slice(at, end));
+    }
     return { pieces, generation };
   }
 }
