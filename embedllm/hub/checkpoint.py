@@ -4,41 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedllm.errors import HubError
-from embedllm.hub.file_selection import choose
-from embedllm.hub.name import hub_name
-from embedllm.hub.repository import Repository, open_repository
+from embedllm.hub.repository import Repository
 
 if TYPE_CHECKING:
     from embedllm.files.progress import Progress
     from embedllm.hub.location import Location
 
 _WEIGHTS = "model.safetensors"  # of a checkpoint in one file
-
-
-def export_source(
-    source: str, *, revision: str | None = None, on_progress: Callable[[Progress], None] | None = None
-) -> str | Path | Location:
-    """What convert() takes for a name of the hub: a checkpoint, or a GGUF file, which is downloaded; else the source.
-
-    Raises HubError.
-    """
-    name = hub_name(source)
-    if name is None:
-        return source
-    repository = open_repository(name.repository, revision=revision)
-    choice = choose(name, repository.sizes)
-    if choice.kind in ("package", "external"):
-        raise HubError(f"'{name}' is exported already; load('{name}') and --model {name} take it as it is.")
-    if choice.kind == "gguf":
-        found: Path | Location = repository.fetch(choice.files, on_progress) / choice.files[0]
-    else:
-        found = locate(repository, on_progress)
-    repository.remember()
-    return found
 
 
 def locate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -11,12 +11,14 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from embedllm.errors import HubError
+from embedllm.hub.mmproj_files import is_mmproj, preferred
 from embedllm.hub.name import HubName
 from embedllm.package.package import MANIFEST
 
 Kind = Literal["package", "checkpoint", "gguf", "external"]
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-_BESIDE = ("mmproj", "imatrix")  # what else is stored as GGUF: encoders of images, importance matrices
+_IMPORTANCE = "imatrix"  # begins the names of what else is stored as GGUF: importance matrices
+NO_MMPROJ = "no-mmproj"  # in place of a pattern: the model without its vision encoder
 GENAI, _OPENVINO = "genai_config.json", "openvino_model.xml"  # by which folders of others are known
 _OPENVINO_WEIGHTS = "openvino_model.bin"
 _GRAPHS = "onnx/"  # a folder of graphs, whose model's texts lie beside it
@@ -32,6 +34,8 @@ class Choice:
     folder: str = ""  # within the repository, with a slash at its end; "": the repository itself
     files: tuple[str, ...] = ()  # of a GGUF: all its parts, in order; of a folder of others: what is known to be needed
     graph: str = ""  # of a folder of others with several
+    mmproj: str = ""  # of a GGUF: the file of its vision encoder, if there is one
+    names_mmproj: bool = False  # that file was asked for
 
     @property
     def pattern(self) -> str:
@@ -46,11 +50,12 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     A package goes before a checkpoint, that before a GGUF, and that before folders of others; a checkpoint is one at
     the top of a repository. Raises HubError when there is none or several of a kind, with what there is.
     """
-    meant = _matching(name, files)
+    request = _requested(name, files)
+    meant = request.meant
     for what, found in (
         ("packages", _packages(meant)),
         ("checkpoints", [] if name.pattern else _checkpoints(files)),
-        ("GGUF models", _ggufs(files, set(meant))),
+        ("GGUF models", _ggufs(files, request)),
         ("folders of onnxruntime-genai", _folders(GENAI, meant, files)),
         ("OpenVINO models", _folders(_OPENVINO, meant, files)),
         ("ONNX graphs", _graphs(meant, files)),
@@ -69,11 +74,31 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     )
 
 
-def _matching(name: HubName, files: Iterable[str]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a name asks for."""
+
+    meant: list[str]  # files of the model, all of a repository's without a pattern
+    encoders: list[str]  # one of which is to be its vision encoder; empty: the one that suits it
+    takes_encoder: bool
+
+
+def _requested(name: HubName, files: Iterable[str]) -> _Request:
+    """Patterns with commas between them; those that mean vision encoders alone say which of these is taken."""
+    meant: list[str] = []
+    encoders: list[str] = []
+    parts = [part for part in name.pattern.split(",") if part]
+    patterns = [part for part in parts if part != NO_MMPROJ]
+    for pattern in patterns:
+        found = _matching(name.repository, pattern.rstrip("/"), files)
+        (encoders if all(map(is_mmproj, found)) else meant).extend(found)
+    if encoders and len(patterns) < len(parts):
+        raise HubError(f"'{name}' names a vision encoder and asks for none; leave out one of them.")
+    return _Request(meant or sorted(files), encoders, takes_encoder=len(patterns) == len(parts))
+
+
+def _matching(repository: str, pattern: str, files: Iterable[str]) -> list[str]:
     """What a pattern means: whole names, names without their folder, or all that lies in a folder."""
-    pattern = name.pattern.rstrip("/")
-    if not pattern:
-        return sorted(files)
     found = [
         file
         for file in sorted(files)
@@ -84,7 +109,7 @@ def _matching(name: HubName, files: Iterable[str]) -> list[str]:
     if not found:
         near = get_close_matches(pattern.strip("*"), files, n=3, cutoff=0.3)
         offered = f"Near it are: {', '.join(near)}." if near else f"It has: {_listed(sorted(files))}."
-        raise HubError(f"no file of '{name.repository}' matches '{name.pattern}'. {offered}")
+        raise HubError(f"no file of '{repository}' matches '{pattern}'. {offered}")
     return found
 
 
@@ -98,12 +123,14 @@ def _checkpoints(files: Iterable[str]) -> list[Choice]:
     return [Choice("checkpoint")] if "config.json" in top and has_weights else []
 
 
-def _ggufs(files: Iterable[str], meant: Set[str]) -> list[Choice]:
+def _ggufs(files: Iterable[str], request: _Request) -> list[Choice]:
     """Those of which a part is meant, each with all its parts. Raises HubError for one that lacks some."""
+    meant = {*request.meant}
     found: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     for file in sorted(files):
-        if not file.lower().endswith(".gguf") or PurePosixPath(file).name.lower().startswith(_BESIDE):
+        is_importance = PurePosixPath(file).name.lower().startswith(_IMPORTANCE)
+        if not file.lower().endswith(".gguf") or is_mmproj(file) or is_importance:
             continue
         part = _PART.fullmatch(file)
         stem = part["stem"] if part else file
@@ -113,7 +140,21 @@ def _ggufs(files: Iterable[str], meant: Set[str]) -> list[Choice]:
     for stem, parts in found.items():
         if len(parts) != counts[stem]:
             raise HubError(f"'{stem}' is in {counts[stem]} parts, of which {len(parts)} are there: {_listed(parts)}.")
-    return [Choice("gguf", files=tuple(parts)) for parts in found.values()]
+    named = bool(request.encoders)
+    return [
+        Choice("gguf", files=tuple(parts), mmproj=_encoder(parts[0], files, request), names_mmproj=named)
+        for parts in found.values()
+    ]
+
+
+def _encoder(model: str, files: Iterable[str], request: _Request) -> str:
+    """The file of a model's vision encoder: one that is asked for, or lies beside it, or at the top; "": none."""
+    if not request.takes_encoder:
+        return ""
+    found = request.encoders
+    for folder in (_folder_of(model), ""):
+        found = found or [file for file in files if is_mmproj(file) and _folder_of(file) == folder]
+    return preferred(found, PurePosixPath(model).name)[0] if found else ""
 
 
 def _folders(marker: str, meant: Iterable[str], files: Iterable[str]) -> list[Choice]:

@@ -13,6 +13,7 @@ from embedllm.hub.name import HubName
 from embedllm.hub.repository import Repository, cache_folder, check_space, open_repository
 from embedllm.loading.export_cache import cached_export, exports_folder, find_export
 from embedllm.loading.gguf import model_name
+from embedllm.loading.hub_sources import fetch_gguf
 from embedllm.package.manifest_fields import plain_name
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, read_package
 from embedllm.package.shards import sharded_copy
@@ -34,8 +35,9 @@ def fetch_model(
     """The package folder of a model of the hub.
 
     A repository's package is downloaded with the files that its manifest lists, a folder of another exporter with its
-    texts and graph; a checkpoint with its configuration, tokenizer and weights, a GGUF with all its parts, and these
-    two are exported as without options. Nothing large is downloaded before it is known to be usable here.
+    texts and graph; a checkpoint with its configuration, tokenizer and weights, a GGUF with all its parts and its
+    vision encoder, and these two are exported as without options. Nothing large is downloaded before it is known to be
+    usable here.
     Raises HubError, PackageError, ExportError, and DeviceUnavailable when no device has the memory.
     """
     repository = open_repository(name.repository, revision=revision, token=token, local_files_only=local_files_only)
@@ -50,7 +52,7 @@ def fetch_model(
     if choice.kind == "checkpoint":
         folder = exported or _export_checkpoint(repository, on_progress or (lambda _: None))
     else:
-        folder = _export_gguf(repository, choice.files, on_progress or (lambda _: None))
+        folder = _export_gguf(repository, choice, on_progress or (lambda _: None))
     repository.remember()
     return folder
 
@@ -121,22 +123,23 @@ def _export_checkpoint(repository: Repository, on_progress: OnProgress) -> Path:
     return cached_export(*_kept_as(repository), make)
 
 
-def _export_gguf(repository: Repository, files: Sequence[str], on_progress: OnProgress) -> Path:
-    """The same of a GGUF, which says nothing of itself before it is there: of memory the load tells.
-
-    files: all its parts.
-    """
+def _export_gguf(repository: Repository, choice: Choice, on_progress: OnProgress) -> Path:
+    """The same of a GGUF, which says nothing of itself before it is there: of memory the load tells."""
 
     def make(out: Path) -> None:
         from embedllm.export import convert
 
+        names = [*choice.files, *([choice.mmproj] if choice.mmproj else [])]
         # an export of packed weights can take more, of floats it takes less: when the types are known it looks again
-        _check_room(repository, files, sum(repository.files[file].bytes or 0 for file in files))
-        file = repository.fetch(files, on_progress) / files[0]
-        convert(file, out, mmproj=False, on_progress=on_progress)  # what else lies there is not in the key
+        _check_room(repository, names, sum(repository.files[name].bytes or 0 for name in names))
+        file, mmproj = fetch_gguf(repository, choice, on_progress)
+        convert(file, out, mmproj=mmproj, on_progress=on_progress)
 
     _, key = _kept_as(repository)
-    return cached_export(model_name(PurePosixPath(files[0])), {**key, "file": files[0]}, make)
+    key["file"] = choice.files[0]
+    if choice.mmproj:  # one that was not asked for by name may have been left out of the export
+        key["named mmproj" if choice.names_mmproj else "mmproj"] = choice.mmproj
+    return cached_export(model_name(PurePosixPath(choice.files[0])), key, make)
 
 
 def _check_room(repository: Repository, names: Sequence[str], exported: int) -> None:

@@ -16,9 +16,9 @@ from embedllm.export.gguf.header import shortest
 from embedllm.export.gguf.projectors import PROJECTORS, Projector
 from embedllm.export.gguf.reader import GgufModel, read_model
 from embedllm.files.nearest import nearest
+from embedllm.hub.mmproj_files import is_mmproj, preferred
 
 _ARCHITECTURE, _KEYS = "clip", "clip."
-_MARK, _SUFFIX = "mmproj", ".gguf"  # what the name of such a file has in it, and its end
 _SECTIONS = "rope.dimension_sections"  # of M-RoPE: time, rows, columns, and one that is 0
 _SEEING = frozenset(name for projector in PROJECTORS.values() for name in projector.families)
 _log = logging.getLogger("embedllm")
@@ -104,40 +104,45 @@ def open_mmproj(path: Path, text: GgufModel) -> Mmproj:
 
 
 def mmproj_files(files: Sequence[Path]) -> list[Path]:
-    """The files whose names say that they are a vision encoder, in the folder of a model. files: the model's."""
+    """The files whose names say that they are a vision encoder, in the folder of a model, as they are preferred().
+
+    files: the model's.
+    """
     try:
-        found = sorted(files[0].parent.iterdir())
+        found = list(files[0].parent.iterdir())
     except OSError:  # a folder whose files can be read but not listed
         return []
-    return [
-        path
-        for path in found
-        if _MARK in path.name.lower() and path.suffix.lower() == _SUFFIX and path.is_file() and path not in files
-    ]
+    encoders = {path.name: path for path in found if is_mmproj(path.name) and path.is_file() and path not in files}
+    return [encoders[name] for name in preferred(encoders, files[0].name)]
 
 
 def find_mmproj(text: GgufModel) -> Mmproj | None:
-    """The one that lies beside a text model, whose name has 'mmproj' in it, and fits it. Others are left alone.
-
-    Raises ExportError where several fit.
-    """
+    """The first of mmproj_files() that fits a text model."""
     if _architecture(text) not in _SEEING:
         return None
-    found: list[Mmproj] = []
     for path in mmproj_files(text.files):
-        try:
-            found.append(open_mmproj(path, text))
-        except ExportError as error:
-            _log.info("'%s' is not taken as the vision encoder of '%s': %s", path, text.path, error)
-    if len(found) > 1:
-        names = " and ".join(f"'{one.model.path.name}'" for one in found)
-        raise ExportError(
-            f"{names} all fit '{text.path}'. Export it with one of them, or with none: embedllm export {text.path} OUT "
-            "--mmproj FILE, or --no-mmproj."
-        )
-    if found:
-        _log.info("'%s' has its vision encoder in '%s'", text.path, found[0].model.path)
-    return found[0] if found else None
+        if (found := _fitting(path, text)) is not None:
+            _log.info("'%s' has its vision encoder in '%s'", text.path, path)
+            return found
+    return None
+
+
+def can_see(text: Path) -> bool:
+    """Whether a text model is of an architecture whose vision encoders are read. Raises ExportError."""
+    return _architecture(read_model(text)) in _SEEING
+
+
+def fits(path: Path, text: Path) -> bool:
+    """Whether a file has the vision encoder of a text model. Raises ExportError for another text model."""
+    return _fitting(path, read_model(text)) is not None
+
+
+def _fitting(path: Path, text: GgufModel) -> Mmproj | None:
+    try:
+        return open_mmproj(path, text)
+    except ExportError as error:
+        _log.info("'%s' is not taken as the vision encoder of '%s': %s", path, text.path, error)
+        return None
 
 
 def _architecture(model: GgufModel) -> str:

@@ -17,6 +17,8 @@ GENAI = dict.fromkeys(("cpu/genai_config.json", "cpu/model.onnx", "cpu/model.onn
 OPENVINO = dict.fromkeys(("config.json", "openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.bin"), 1)
 ONNX = dict.fromkeys(("config.json", "onnx/model.onnx", "onnx/model_q4.onnx", "onnx/model_q4.onnx_data"), 500_000_000)
 PAIR = {"a/embedllm.json": 1, "b/embedllm.json": 1, "ab/weights": 10**9}
+ENCODERS = ("mmproj-m-BF16.gguf", "mmproj-m-F16.gguf", "q8/mmproj.gguf")
+SEEING = dict.fromkeys((*ENCODERS, "imatrix.gguf", "m-Q4_0.gguf", *PARTS), 1)
 PACKAGE = dict.fromkeys(("embedllm.json", "weights.safetensors", "tokenizer.json"), 10)
 
 
@@ -76,7 +78,18 @@ def test_a_path_that_is_there_is_no_name_of_the_hub(tmp_path: Path, monkeypatch:
         (OPENVINO, "", Choice("external", "", ("config.json", "openvino_model.bin", "openvino_model.xml"))),
         (ONNX, "*_q4.onnx", Choice("external", "", ("config.json", "onnx/model_q4.onnx"), "onnx/model_q4.onnx")),
         (CHECKPOINT | ONNX | OPENVINO, "", Choice("checkpoint")),
-        (dict.fromkeys(("mmproj-m.gguf", "imatrix.gguf", "m.gguf"), 1), "", Choice("gguf", files=("m.gguf",))),
+        (SEEING, "*Q4*", Choice("gguf", files=("m-Q4_0.gguf",), mmproj="mmproj-m-F16.gguf")),
+        (SEEING, "*Q4*,no-mmproj", Choice("gguf", files=("m-Q4_0.gguf",))),
+        (
+            SEEING,
+            "*Q4*,*-BF16*",
+            Choice("gguf", files=("m-Q4_0.gguf",), mmproj="mmproj-m-BF16.gguf", names_mmproj=True),
+        ),
+        (SEEING, "mmproj*,q8", Choice("gguf", files=PARTS, mmproj="mmproj-m-F16.gguf", names_mmproj=True)),
+        (SEEING, "q8/", Choice("gguf", files=PARTS, mmproj="q8/mmproj.gguf")),
+        (dict.fromkeys(("x/m.gguf", "mmproj.gguf"), 1), "", Choice("gguf", files=("x/m.gguf",), mmproj="mmproj.gguf")),
+        (dict.fromkeys(("m.gguf", "x/mmproj.gguf"), 1), "", Choice("gguf", files=("m.gguf",))),
+        (dict.fromkeys(("m.gguf", "mmproj.gguf"), 1), "no-mmproj", Choice("gguf", files=("m.gguf",))),
     ],
 )
 def test_one_model_is_chosen(files: dict[str, int | None], pattern: str, chosen: Choice) -> None:
@@ -90,6 +103,9 @@ def test_one_model_is_chosen(files: dict[str, int | None], pattern: str, chosen:
          ", 'org/name:q8/m-Q8_0-00001-of-00003.gguf' (6.00 GB)."),
         (GGUFS, "*Q4*", "has 2 GGUF models"),
         (GGUFS, "*Q5_K_M.gguf", "no file of 'org/name' matches '*Q5_K_M.gguf'. Near it are: m-Q4_K_M.gguf"),
+        (SEEING, "m-Q4*,mmproj-m-F16*,no-mmproj", "names a vision encoder and asks for none; leave out one of them."),
+        (SEEING, "m-Q4*,mmproj-Q8*", "no file of 'org/name' matches 'mmproj-Q8*'. Near it are: "),
+        (SEEING, "mmproj-m-F16.gguf", "has 2 GGUF models; name one: 'org/name:m-Q4_0.gguf' (0.00 GB), "),
         ({"zzz.txt": 1}, "*.gguf", "matches '*.gguf'. It has: zzz.txt."),
         (dict.fromkeys(PARTS[:2], 1), "", "is in 3 parts, of which 2 are there"),
         (PAIR, "", "has 2 packages; name one: 'org/name:a' (0.00 GB), 'org/name:b' (0.00 GB)."),

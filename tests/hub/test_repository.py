@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,27 +31,12 @@ from tests.export.checkpoints import test_packed_integers
 from tests.project.test_import import environment
 from tests.support.external_folders import stripped, transformers_js
 from tests.support.genai_folders import pipeline
-from tests.support.hub_server import Hub, Repo, go_offline, read_folder, serving, use
+from tests.support.hub_server import Hub, Repo, go_offline, read_folder
 from tests.support.tiny import tiny_checkpoint
 from tests.support.traced_models import VOCABULARY
 from tests.support.worker_host import Host
 
 NAME = "org/tiny"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Hub]:
-    with serving() as hub:
-        yield hub
-
-
-@pytest.fixture
-def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A hub without repositories, and caches without models."""
-    fresh = Hub(url=server.url)
-    server.__dict__.update(fresh.__dict__)
-    use(server, tmp_path, monkeypatch)
-    return server
 
 
 @pytest.fixture(scope="module")

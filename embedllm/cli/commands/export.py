@@ -123,7 +123,7 @@ def export(
     from embedllm.export import Recipe, convert
     from embedllm.export.openvino.tokenizer import check_installed
     from embedllm.export.writing.atomic_folder import check_place, named_place
-    from embedllm.hub.checkpoint import export_source
+    from embedllm.loading.hub_sources import export_source
 
     recipe = Recipe(
         bits=int(bits) if bits in PLAIN_BITS else None,
@@ -145,8 +145,11 @@ def export(
             check_place(named_place(out), replace)  # before anything is downloaded
             if openvino_tokenizer:
                 check_installed()
+            found, encoder = export_source(
+                source, mmproj=mmproj or not no_mmproj, revision=revision, on_progress=on_progress
+            )
             convert(
-                export_source(source, revision=revision, on_progress=on_progress),
+                found,
                 out,
                 recipe,
                 exporter=exporter,
@@ -155,7 +158,7 @@ def export(
                 lora=lora,
                 calibration=calibrate,
                 importance=importance,
-                mmproj=mmproj or not no_mmproj,
+                mmproj=encoder,
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,

@@ -225,12 +225,19 @@ def test_which_encoder_is_taken(pair: Pair, made: Callable[[str], Path], tmp_pat
     assert sees(beside.text)
     write_pair(tmp_path / "other", made("qwen3_vl"), name="mmproj-other.gguf").mmproj.rename(tmp_path / "mmproj-q.gguf")
     assert sees(beside.text)
-    (tmp_path / "mmproj-F16.gguf").write_bytes(beside.mmproj.read_bytes())
-    with pytest.raises(
-        ExportError, match=r"'mmproj-F16.gguf' and 'model.MMPROJ.gguf' all fit .* embedllm export .* --mmproj FILE"
-    ):
-        sees(beside.text)
     assert sees(beside.text, beside.mmproj)
+
+
+def test_of_several_encoders_the_preferred_one_is_taken(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(pair.text.read_bytes())
+    for name in ("mmproj-Q8_0.gguf", "mmproj-F32.gguf", "mmproj-BF16.gguf"):
+        (tmp_path / name).write_bytes(pair.mmproj.read_bytes())
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF")  # which fits nothing
+    with caplog.at_level("INFO", "embedllm"):
+        assert sees(tmp_path / "model.gguf")
+    assert f"has its vision encoder in '{tmp_path / 'mmproj-BF16.gguf'}'" in caplog.text
 
 
 def test_a_model_that_cannot_see_is_left_alone(pair: Pair, tmp_path: Path) -> None:
