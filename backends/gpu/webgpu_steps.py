@@ -192,8 +192,7 @@ class CapturedSession(UnbatchedSession):
         if not self._unread:
             self._run_again()
         found = self._gpu.read(self._steps().found)[KEPT - self._unread :]
-        if self._frontier > self._row_at:
-            self._step_s = (time.monotonic() - self._started) / self._unread
+        self._step_s = (time.monotonic() - self._started) / self._unread
         self._best += map(_best, found.tolist())
         self._unread = 0
         room = self.capacity - self._frontier

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from embedllm.backends.base import Device, Interrupted, MovesStored, Session
-from embedllm.backends.gpu import webgpu, webgpu_graph
+from embedllm.backends.gpu import webgpu, webgpu_graph, webgpu_steps
 from embedllm.backends.gpu.webgpu import WebGpuEngine
+from embedllm.backends.gpu.webgpu_graph import KEPT
 from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_steps import CapturedSession
 from embedllm.backends.sessions.kv_arrays import can_join, joined, on_host
@@ -77,6 +78,23 @@ def test_greedy_tokens_are_those_of_steps_that_are_not_captured(captured: WebGpu
         assert greedy(ours, prompt, 50) == greedy(theirs, prompt, 50)
         ours.close()
         theirs.close()
+
+
+def test_steps_run_ahead_for_as_long_as_they_are_to(
+    captured: WebGpuEngine, plain: WebGpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as many as the GPU keeps the best tokens of, which are read in turn with those that are being computed."""
+    monkeypatch.setattr(webgpu_steps, "_AHEAD_S", 60.0)
+    ours, theirs, ahead, tokens = captured.open(), plain.open(), set[int](), PROMPT
+    assert isinstance(ours, CapturedSession)
+    for _ in range(80):
+        found = best(ours.feed(tokens))
+        ahead.add(ours._frontier - ours._row_at)
+        assert found == best(theirs.feed(tokens))
+        tokens = [found]
+    assert max(ahead) == 2 * KEPT - 1
+    ours.close()
+    theirs.close()
 
 
 def test_whole_rows_are_right_while_steps_run_ahead(captured: WebGpuEngine, plain: WebGpuEngine) -> None:
