@@ -1,15 +1,18 @@
 """One sequence of a recurrent model on a GPU by WebGPU: its states stay there, beside its KV.
 
-Wrapped by backends/sessions/recurrent_session.py, which rewinds it.
+Wrapped by backends/sessions/recurrent_session.py, which rewinds it. Steps are launched kernel by kernel, or captured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
+from embedllm.backends.gpu.webgpu_states import States as PlacedStates
+from embedllm.backends.gpu.webgpu_steps import CapturedSession, CapturingGpu, StepBuffers
 from embedllm.backends.ort.recurrent_state import KeptStates, States
+from embedllm.backends.ort.runtime import device_errors
 
 if TYPE_CHECKING:
     from embedllm.backends.ort.runtime import ort
@@ -59,3 +62,44 @@ class RecurrentSession(UnbatchedSession):
     ) -> None:
         super()._run(binding, options, end, session)
         self._states.advance()
+
+
+class CapturedRecurrentSession(CapturedSession):
+    """The same with captured steps. Its states lie beside its KV, in places for turns."""
+
+    def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
+        super().__init__(gpu, capacity)
+        self._reset()  # another sequence may have had the buffers before
+
+    def rewind(self, position: int) -> None:
+        super().rewind(position)
+        if not position:
+            self._forget()
+            self._reset()
+
+    def states(self) -> PlacedStates:
+        """Copies, on the GPU."""
+        ring = self._steps().states
+        with self._gpu.lock, device_errors(self._gpu.device):
+            return ring.copies(self._place)
+
+    def set_states(self, states: PlacedStates) -> None:
+        self._forget()
+        ring = self._steps().states
+        with self._gpu.lock, device_errors(self._gpu.device):
+            ring.write(self._place, states)
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        if adapter is not None:
+            raise ValueError("this device takes no adapters.")
+
+    def _reset(self) -> None:
+        ring = self._steps().states
+        with self._gpu.lock, device_errors(self._gpu.device):
+            ring.reset(self._place)
+
+    def _copy_kv(self, old: Buffers, new: Buffers) -> None:
+        super()._copy_kv(old, new)
+        before, after = (cast("StepBuffers", buffers).states for buffers in (old, new))
+        with self._gpu.lock, device_errors(self._gpu.device):
+            after.take(before, self._place)

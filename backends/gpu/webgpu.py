@@ -23,7 +23,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.images import ImageDecoder, open_images
-from embedllm.backends.gpu.recurrent_session import RecurrentSession
+from embedllm.backends.gpu.recurrent_session import CapturedRecurrentSession, RecurrentSession
 from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_graph import with_next_token
@@ -59,7 +59,7 @@ CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"  # environment variable: "0" runs each step 
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
-_HEAVY = HEAVY | {"GatherBlockQuantized"}
+_HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState"}
 _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (docs/webgpu.md#capture); captured ones
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
 _TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1
@@ -105,8 +105,6 @@ class WebGpuEngine:
         self.lock = LOCK
         self.graph_ids = itertools.count(1)
         self.captures = os.environ.get(CAPTURE) != "0" if capture is None else capture
-        if package.decoder.is_recurrent:
-            self.captures = False  # a step would have to read and write the same states
         self._spare: list[Buffers] = []
         self.copier = self._start_copier()
         self.images: ImageFeatures | None = None
@@ -138,7 +136,8 @@ class WebGpuEngine:
 
     def open(self, capacity: int = 0) -> UnbatchedSession:
         if self.package.decoder.is_recurrent:
-            return StatefulSession(self, RecurrentSession(self, capacity))  # type: ignore[return-value]  # a Session, too
+            plain = CapturedRecurrentSession(self, capacity) if self.captures else RecurrentSession(self, capacity)
+            return StatefulSession(self, plain)  # type: ignore[return-value]  # a Session, too
         return CapturedSession(self, capacity) if self.captures else UnbatchedSession(self, capacity)
 
     def close(self) -> None:
@@ -236,11 +235,14 @@ class WebGpuEngine:
 
     def _check_steps(self) -> None:
         """Raises DeviceError where steps are not captured, or give other logits than the same tokens as a prompt."""
-        session = CapturedSession(self, 0)
+        buffers = self.take(0)  # those of the session that warmed up
+        self.give_back(buffers)
+        if isinstance(buffers, StepBuffers) and buffers.failure:
+            raise DeviceError(buffers.failure)
+        session = self.open()
         tokens = [token % self.package.decoder.vocabulary for token in range(1, min(_TRIED, self.context) + 1)]
         start = max(len(tokens) - _TRIED_STEPS, 1)
         try:
-            session.check_captured()
             expected = _values(session.feed(tokens))
             session.rewind(start)
             found = session.feed(tokens[: len(tokens) - start])  # others, so that steps need what they write themselves

@@ -28,6 +28,7 @@ KEPT = 32  # best tokens that stay on the GPU until the host reads them
 NOWHERE = float(1 << 24)  # in place of a token where no logit equals the highest: they are not numbers
 _LOWEST = -3.0e38  # fills rows up
 _MASK = "attention_mask"
+_POSITIONS = "lengths.positions"  # of tokens, where something beside attention reads them: export/onnx/decoder.py
 _SCOPE = "best"
 
 
@@ -41,6 +42,7 @@ def with_next_token(path: Path, vocabulary: int) -> bytes:
         import onnx
 
     model = onnx.load(str(path), load_external_data=False)
+    _count_positions(model.graph)
     _take_lengths(model.graph)
     _find_best(model, vocabulary)
     return model.SerializeToString()
@@ -71,6 +73,38 @@ def _take_lengths(graph: GraphProto) -> None:
     graph.input.extend(
         helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("seqlens_k", "total_sequence_length")
     )
+
+
+def _count_positions(graph: GraphProto) -> None:
+    """Takes positions from the length in place of the mask, where a graph computes them."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    made = {name: node for node in graph.node for name in node.output}
+    if _POSITIONS not in made:
+        return
+    _remove(graph, {node.output[0]: node for node in _sources(_POSITIONS, made)})
+    ids, none, each, behind, places, one, axis = (
+        f"{_POSITIONS}.{name}" for name in ("ids", "none", "each", "behind", "places", "one", "axis")
+    )
+    nodes = (  # int32, which the provider has all of these for
+        helper.make_node("Cast", ["input_ids"], [ids], to=TensorProto.INT32),
+        helper.make_node("Sub", [ids, ids], [none]),
+        helper.make_node("Add", [none, one], [each]),
+        helper.make_node("CumSum", [each, axis], [behind], exclusive=1, reverse=1),
+        helper.make_node("Sub", ["seqlens_k", behind], [places]),
+        helper.make_node("Cast", [places], [_POSITIONS], to=TensorProto.INT64),
+    )
+    for at, node in enumerate(nodes):
+        graph.node.insert(at, node)
+    graph.initializer.extend(numpy_helper.from_array(np.array(1, np.int32), name) for name in (one, axis))
+
+
+def _remove(graph: GraphProto, nodes: dict[str, NodeProto]) -> None:
+    """Removes a node that makes positions, and of those before it what nobody else reads. nodes: by what they make."""
+    graph.node.remove(nodes.pop(_POSITIONS))
+    while unread := nodes.keys() - {name for node in graph.node for name in node.input}:
+        for name in unread:
+            graph.node.remove(nodes.pop(name))
 
 
 def _has_window(attentions: Iterable[NodeProto]) -> bool:

@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -21,9 +22,9 @@ from embedllm.backends.gpu.images import is_image
 from embedllm.backends.gpu.session import bound_to
 from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
 from embedllm.backends.gpu.webgpu_graph import KEPT, NUMBERS
+from embedllm.backends.gpu.webgpu_states import StateRing
 from embedllm.backends.ort.runtime import feed_errors, first_line, ort
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
-from embedllm.errors import DeviceError
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
@@ -52,8 +53,17 @@ class CapturingGpu(Gpu, Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Step:
+    """One that is captured, from one place of states to the next."""
+
+    binding: ort.IOBinding
+    options: ort.RunOptions
+    graph_id: int
+
+
 class StepBuffers(Buffers):
-    """Buffers with a step that is captured over them."""
+    """Buffers with a step that is captured over them; of a recurrent model one for each place of its states."""
 
     def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
@@ -67,19 +77,15 @@ class StepBuffers(Buffers):
             "logits_from": gpu.place(np.array([-1], np.int64)),
             "input_ids": self.token,
         }
-        self.step = bound_to(self.kv, gpu.session)
-        for name, value in self._fixed.items():
-            self.step.bind_ortvalue_input(name, value)
-        self.bind_state(self.step)
-        self.bind_tables(self.step)
-        self.step.bind_ortvalue_output("logits", self.logits)
-        self.graph_id = next(gpu.graph_ids)
-        self.options = gpu.replaying(self.graph_id)
-        self.failure = ""  # why the step is not captured
+        self.states = StateRing(gpu)
+        self.states.reset(0)
+        self.steps = [self._bound(place) for place in range(self.states.places)]
+        self.failure = ""  # why steps are not captured
         self._capture()
 
-    def bind_state(self, binding: ort.IOBinding) -> None:
-        """Binds what a run of one row takes from the run before, and leaves to the next."""
+    def bind_state(self, binding: ort.IOBinding, place: int) -> None:
+        """Binds what a run of one row takes from the run before, and leaves to the next. place: of its states."""
+        self.states.bind(binding, place)
         binding.bind_ortvalue_input("seqlens_k", self.length)
         binding.bind_ortvalue_input("found", self.found)
         binding.bind_ortvalue_output("next_ids", self.token)
@@ -87,18 +93,30 @@ class StepBuffers(Buffers):
         binding.bind_ortvalue_output("next_found", self.found)
 
     def close(self) -> None:
-        self._gpu.release_graph(self.graph_id)
+        for step in self.steps:
+            self._gpu.release_graph(step.graph_id)
+
+    def _bound(self, place: int) -> _Step:
+        binding, graph_id = bound_to(self.kv, self._gpu.session), next(self._gpu.graph_ids)
+        for name, value in self._fixed.items():
+            binding.bind_ortvalue_input(name, value)
+        self.bind_state(binding, place)
+        self.bind_tables(binding)
+        binding.bind_ortvalue_output("logits", self.logits)
+        return _Step(binding, self._gpu.replaying(graph_id), graph_id)
 
     def _capture(self) -> None:
-        """Runs a step over what holds nothing yet. To be captured, it runs twice."""
+        """Runs each step over what holds nothing yet. To be captured, it runs twice."""
         with self._gpu.lock:
             try:
-                self._gpu.session.run_with_iobinding(self.step, self.options)
+                for step in self.steps:
+                    self._gpu.session.run_with_iobinding(step.binding, step.options)
             except Exception as error:  # noqa: BLE001 - whatever it is, steps run without it
                 self.failure = first_line(error)
                 _log.info("steps are not captured: %s", self.failure)
-                self._gpu.release_graph(self.graph_id)
-                self.options = self._gpu.replaying(None)
+                self.close()
+                for step in self.steps:
+                    step.options = self._gpu.replaying(None)
 
 
 class CapturedSession(UnbatchedSession):
@@ -107,6 +125,7 @@ class CapturedSession(UnbatchedSession):
     def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
         self._running = self._not_captured = gpu.replaying(None)
+        self._place = 0  # of the states that belong to what is held
         self._fed = 0  # how often
         self._row_at = -1  # tokens held when the latest row came
         self._last = 0  # the token that it came with
@@ -143,11 +162,6 @@ class CapturedSession(UnbatchedSession):
         self._forget()
         super().close()
 
-    def check_captured(self) -> None:
-        """Raises DeviceError when steps are launched kernel by kernel here."""
-        if failure := self._steps().failure:
-            raise DeviceError(failure)
-
     def best(self, index: int, count: int) -> Best:
         """The best token of the row that came with that feed. Raises ValueError when there was another since."""
         self._check(index)
@@ -179,6 +193,7 @@ class CapturedSession(UnbatchedSession):
         self._fed += 1
         self._last = token
         self.position += 1
+        self._place = self._steps().states.after(self._place)
         self._row_at = self.position
         if self._greedy >= _CERTAIN and self._frontier == self._row_at and not self._best:
             self._read_best()
@@ -195,26 +210,27 @@ class CapturedSession(UnbatchedSession):
         self._step_s = (time.monotonic() - self._started) / self._unread
         self._best += map(_best, found.tolist())
         self._unread = 0
-        room = self.capacity - self._frontier
+        ahead, most = self._frontier - self._row_at, self._steps().states.most_ahead
+        room = min(self.capacity - self._frontier, most - ahead, (most + 1) // 2)  # half: the others are being read
         if self._greedy >= _CERTAIN and room > 0 and not self._stopping:
             count = min(max(int(_AHEAD_S / max(self._step_s, 1e-6)), 1), KEPT, room)
-            self._run_steps(count, None)
+            self._run_steps(count, None, behind=ahead)
             self._frontier, self._unread = self._frontier + count, count
 
     def _run_again(self) -> None:
         """Runs the step that gave the latest row once more: its token and its place are known."""
         self._best.clear()
-        self._run_steps(1, (self._last, self._row_at - 1))
+        self._run_steps(1, (self._last, self._row_at - 1), behind=-1)
         self._frontier, self._unread = self._row_at, 1
 
-    def _run_steps(self, count: int, given: tuple[int, int] | None) -> None:
+    def _run_steps(self, count: int, given: tuple[int, int] | None, *, behind: int = 0) -> None:
         """Runs steps one after the other, each with the best token of the one before.
 
-        given: the first one's token and position; None: they are in the buffers. Raises Interrupted or DeviceError.
+        given: the first one's token and position; None: they are in the buffers. behind: runs from the states of what
+        is held to those that the first one reads. Raises Interrupted or DeviceError.
         """
         buffers, gpu = self._steps(), self._gpu
-        self._running = buffers.options
-        self._running.terminate = self._stopping
+        steps = [buffers.steps[buffers.states.after(self._place, behind + at)] for at in range(count)]
         self._started = time.monotonic()
         with gpu.lock, feed_errors(self.position, lambda: self._stopping):
             try:
@@ -222,11 +238,19 @@ class CapturedSession(UnbatchedSession):
                 if given is not None:
                     gpu.write(buffers.token, np.array([given[:1]], np.int64))
                     gpu.write(buffers.length, np.array(given[1:], np.int32))
-                for _ in range(count):
-                    gpu.session.run_with_iobinding(buffers.step, buffers.options)
+                for step in steps:
+                    self._running = step.options
+                    self._running.terminate = self._stopping
+                    gpu.session.run_with_iobinding(step.binding, step.options)
             except BaseException:
                 self._forget()
                 raise
+
+    def _run(
+        self, binding: ort.IOBinding, options: ort.RunOptions, end: int, session: ort.InferenceSession | None = None
+    ) -> None:
+        super()._run(binding, options, end, session)
+        self._place = self._steps().states.after(self._place)
 
     def _bind(
         self,
@@ -243,7 +267,7 @@ class CapturedSession(UnbatchedSession):
         }
         binding = self._bind_inputs(buffers, tokens, given, session)
         self._gpu.write(steps.length, np.array([end - 1], np.int32))
-        steps.bind_state(binding)
+        steps.bind_state(binding, self._place)
         if logits_from >= 0:  # several rows, whose best tokens are of no use
             for name in ("next_ids", "next_seqlens_k"):
                 binding.bind_output(name)

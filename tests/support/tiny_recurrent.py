@@ -122,6 +122,25 @@ def tiny_hybrid_mixture(folder: Path, variant: str = QMOE_FLOAT16.name) -> Path:
     return described_package(folder, describe(Config(config), None), Recipe(method="nearest"), variant=variant)
 
 
+def tiny_granite_hybrid(folder: Path, variant: str, **config: object) -> Path:
+    """A package of Granite 4.0's hybrids: a layer with Mamba-2 in place of attention, and one with attention."""
+    return _described(folder, variant, model_type="granitemoehybrid", layer_types=["mamba", "attention"],
+                      mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16, mamba_n_groups=1, shared_intermediate_size=96,
+                      num_local_experts=0, **config)  # fmt: skip
+
+
+def tiny_nemotron_h(folder: Path, variant: str) -> Path:
+    """A package of Nemotron-H: Mamba-2 of two groups, an MLP and attention, each a layer of its own."""
+    return _described(folder, variant, model_type="nemotron_h", layers_block_type=["mamba", "mlp", "attention"],
+                      num_hidden_layers=3, head_dim=16, mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=16,
+                      n_groups=2)  # fmt: skip
+
+
+def _described(folder: Path, variant: str, **config: object) -> Path:
+    decoder = describe(Config(_SIZES | config), None)
+    return described_package(folder, decoder, Recipe(method="nearest"), variant=variant)
+
+
 def _written(folder: Path, config: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Path:
     """The folder of a checkpoint: norms near 1, other weights of the size that keeps values as large as they are."""
     folder.mkdir(parents=True, exist_ok=True)

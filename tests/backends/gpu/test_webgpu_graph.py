@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from embedllm.backends.gpu.webgpu_graph import KEPT, NUMBERS, with_next_token
 from embedllm.backends.gpu.webgpu_kv import scatter_graph, slice_graph
 from embedllm.backends.ort.runtime import ort
+from embedllm.export import Recipe, convert
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
+from tests.support.tiny_recurrent import tiny_qwen3_5
 
 TOKENS = [5, 9, 3, 7]
 
@@ -58,6 +61,39 @@ def test_a_rewritten_graph_gives_the_same_logits_and_the_next_step(
     np.testing.assert_array_equal(found[:-1], before[1:])
     total = np.exp(expected - expected.max()).sum()
     np.testing.assert_allclose(found[-1], [expected.argmax(), expected.max(), total], rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5"])
+def test_positions_follow_from_the_length_where_attention_does_not_rotate(
+    model: str, tiny_package: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of a prompt, and of a step behind it."""
+    if model == "llama":
+        folder = tiny_package("llama", partial_rotary_factor=0.5)
+    else:
+        folder = convert(tiny_qwen3_5(tmp_path / "checkpoint"), tmp_path / "package", Recipe())
+    path = gpu_graph(open_package(folder))
+    plain, rewritten = on_cpu(str(path)), on_cpu(with_next_token(path, 307), path.parent)
+    assert "lengths.positions" in path.read_bytes().decode(errors="ignore")  # it has some
+    names = [one.name for one in plain.get_outputs()]
+    held = {one.name: np.zeros([{"batch": 1}.get(size, 0) if isinstance(size, str) else size for size in one.shape],
+                               np.float32)
+            for one in plain.get_inputs() if one.name.startswith("past_")}  # fmt: skip
+    end = 0
+    for tokens in (TOKENS, [11]):
+        end += len(tokens)
+        given = {"input_ids": np.array([tokens]), "logits_from": np.array([0]), **held}
+        masked = given | {"attention_mask": np.ones((1, end), np.int64)}
+        expected = [np.asarray(each) for each in plain.run(names, masked)]
+        given["seqlens_k"], given["total_sequence_length"] = np.array([[end - 1], [end]], np.int32)
+        given["found"] = np.zeros((KEPT, NUMBERS), np.float32)
+        logits = np.asarray(rewritten.run(["logits"], given)[0])
+        np.testing.assert_allclose(logits, expected[names.index("logits")], atol=1e-5, rtol=0)
+        held = {past_of(name): value for name, value in zip(names, expected, strict=True) if name != "logits"}
+
+
+def past_of(present: str) -> str:
+    return re.sub(r"^present(?=\.)", "past_key_values", present).replace("present_", "past_")
 
 
 def test_a_graph_whose_attention_has_a_window_is_refused(tiny_package: Callable[..., Path]) -> None:
