@@ -50,6 +50,7 @@ class Capabilities:
     moves_kv: bool = True  # its sessions give their KV away and take that of others
     odd_zero_points: bool = True  # it runs weights of 4 bits whose rows have an odd number of zero points
     recurrent: bool = False  # its sessions keep states of fixed size, too, and are rewound by copies of them
+    state_places: int = 1  # in which a session has these, so that a step reads some and writes others
     chunks: bool = False  # its attention keeps to chunks of tokens where the context exceeds one
     adapters: bool = False  # its sessions take adapters
     probed: bool = False  # a tiny model has to run and be right on it before it is used

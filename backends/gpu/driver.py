@@ -124,14 +124,23 @@ DRIVER = Driver(
             open_encoder=_open_cuda_encoder,
             # its operators misread them: docs/cuda.md
             capabilities=replace(
-                CUDA.capabilities(), external_graphs=(EXTERNAL.name,), odd_zero_points=False, recurrent=True
+                CUDA.capabilities(),
+                external_graphs=(EXTERNAL.name,),
+                odd_zero_points=False,
+                recurrent=True,
+                state_places=2,  # state_pool.py
             ),
             version=CUDA.version,
         ),
         DeviceFamily(
             name=WEBGPU.device,
             open=_open_webgpu,
-            capabilities=replace(WEBGPU.capabilities(), external_graphs=(EXTERNAL.name,), recurrent=True),
+            capabilities=replace(
+                WEBGPU.capabilities(),
+                external_graphs=(EXTERNAL.name,),
+                recurrent=True,
+                state_places=5,  # webgpu_states.py
+            ),
             python_package=WEBGPU.module,
             version=WEBGPU.version,
         ),

@@ -125,6 +125,7 @@ DRIVER = Driver(
                 external_graphs=(EXTERNAL.name,),
                 adapters=True,
                 recurrent=True,
+                state_places=2,
                 chunks=True,
                 uses_host_memory=True,
                 speculates=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Moe
 from embedllm.package.entries import LATENT
 from embedllm.package.external_graph import ExternalGraph
+from embedllm.package.graph_variants import VARIANTS
 from embedllm.package.package import Package
-from embedllm.package.recurrent_state import recurrent_mixer, state_bytes
+from embedllm.package.recurrent_state import recurrent_mixer, state_bytes, state_kinds
 from embedllm.package.tensors import (
     kv_bytes,
     kv_windows,
@@ -111,6 +113,7 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
     weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, can, exact=exact), 0
     graphs = can.graphs(package, exact=exact, kv=kv)
     is_latent = bool(graphs) and graphs[0].kv == LATENT
+    held_states = can.state_places * _state_bytes(decoder, graphs[0].variant if graphs else "")
     if can.dequantizes:
         weights = 4 * parameters(decoder)
     if isinstance(decoder, ExternalGraph):
@@ -124,7 +127,7 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
         device=device.name,
         context=tokens,
         weights_bytes=weights,
-        kv_bytes=int(_kv_values(decoder, can, tokens, is_latent=is_latent) * kv_bits / 8) + state_bytes(decoder),
+        kv_bytes=int(_kv_values(decoder, can, tokens, is_latent=is_latent) * kv_bits / 8) + held_states,
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
@@ -144,6 +147,15 @@ def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int,
             gone = tokens - most_rows(window, tokens, can.footprints[False].chunk)
             values -= 2 * attention.kv_heads * attention.head_dim * gone
     return values
+
+
+def _state_bytes(decoder: Decoder | ExternalGraph, variant_name: str) -> int:
+    """Of the states of a sequence, once."""
+    variant = next((one for one in VARIANTS if one.name == variant_name), None)
+    if variant is None or isinstance(decoder, ExternalGraph):  # OpenVINO's model, or NumPy
+        return state_bytes(decoder)
+    kinds = state_kinds(decoder, variant).values()
+    return sum((2 if kind == "float16" else 4) * math.prod(shape) for kind, shape in kinds)
 
 
 def _packed_bytes(package: Package, footprint: MemoryFootprint, *, is_latent: bool) -> int:

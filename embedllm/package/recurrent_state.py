@@ -6,6 +6,7 @@ import math
 
 from embedllm.package.architecture import Attention, Decoder, DeltaNet, Layer, Mamba2, ShortConv
 from embedllm.package.external_graph import ExternalGraph
+from embedllm.package.graph_variants import GraphVariant
 
 LENGTH_EPSILON = 1e-6  # what the square of a length is raised by where a delta rule divides by it
 
@@ -39,6 +40,17 @@ def state_shapes(decoder: Decoder | ExternalGraph) -> dict[str, tuple[int, ...]]
         if (mixer := recurrent_mixer(layer)) is not None
         for kind, shape in mixer_states(mixer).items()
     }
+
+
+def state_kinds(decoder: Decoder, variant: GraphVariant) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The type and shape that a graph has each state in, by "KIND.LAYER"; GatedDeltaNet's are transposed."""
+    kinds = {name: (variant.activations, shape) for name, shape in state_shapes(decoder).items()}
+    for index, layer in enumerate(decoder.layers):
+        if variant.fuses_delta_nets and isinstance(layer.attention, DeltaNet):
+            name = f"recurrent.{index}"
+            heads, key_dim, value_dim = kinds[name][1]
+            kinds[name] = "float32", (heads, value_dim, key_dim)
+    return kinds
 
 
 def state_bytes(decoder: Decoder | ExternalGraph, bytes_per_value: int = 4) -> int:

@@ -26,7 +26,7 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
-from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent, state_kinds
+from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
 from embedllm.package.architecture import (
     AltUp,
     Attention,
@@ -42,6 +42,7 @@ from embedllm.package.architecture import (
 )
 from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, POSITION_IDS, GraphVariant
 from embedllm.package.packing import Packing
+from embedllm.package.recurrent_state import state_kinds
 from embedllm.package.tensors import ROPE_TABLES, scale_name
 from embedllm.package.wasm_floats import float_spans
 

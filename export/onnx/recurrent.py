@@ -8,26 +8,11 @@ from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Decoder, DeltaNet, Mamba2, ShortConv
-from embedllm.package.graph_variants import GraphVariant
-from embedllm.package.recurrent_state import LENGTH_EPSILON, state_shapes
+from embedllm.package.architecture import DeltaNet, Mamba2, ShortConv
+from embedllm.package.recurrent_state import LENGTH_EPSILON
 from embedllm.package.tensors import convolution_name, decay_name
 
 STATE_PREFIXES = ("past", "present")  # of the names in embedllm/package/recurrent_state.py
-
-
-def state_kinds(decoder: Decoder, variant: GraphVariant) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The type and shape that a graph has each state in, by its name in embedllm/package/recurrent_state.py.
-
-    GatedDeltaNet's are float32, and transposed.
-    """
-    kinds = {name: (variant.activations, shape) for name, shape in state_shapes(decoder).items()}
-    for index, layer in enumerate(decoder.layers):
-        if variant.fuses_delta_nets and isinstance(layer.attention, DeltaNet):
-            name = f"recurrent.{index}"
-            heads, key_dim, value_dim = kinds[name][1]
-            kinds[name] = "float32", (heads, value_dim, key_dim)
-    return kinds
 
 
 class Recurrent:

@@ -14,10 +14,13 @@ import embedllm
 from embedllm.backends.base import Device
 from embedllm.backends.devices import drivers
 from embedllm.backends.devices.registry import DeviceCatalog
+from embedllm.backends.gpu.state_pool import SIDES
+from embedllm.backends.gpu.webgpu_states import PLACES
 from embedllm.backends.openvino import engine as ov
 from embedllm.backends.ort import engine as ort
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable
+from embedllm.export import Recipe, convert
 from embedllm.files import free_memory
 from embedllm.loading import memory_estimate as fitting
 from embedllm.loading.memory_estimate import estimate_memory, shortfall
@@ -25,6 +28,7 @@ from embedllm.package.package import Package, open_package
 from embedllm.package.tensors import kv_bytes
 from tests.benchmarks.bench_memory import in_fresh_process
 from tests.support.tiny import tiny_checkpoint
+from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_qwen3_5
 
 DEMO = Path(embedllm.__file__).parent / "demo"
 TOLERANCE = 0.2  # of what was measured, and as many bytes as allocators differ by: docs/performance.md#memory
@@ -103,6 +107,23 @@ def test_a_gpu_is_a_plain_estimate_against_its_own_memory(demo: Package) -> None
     assert (found.weights_bytes, found.kv_bytes) == (size, kv_bytes(demo.decoder, 100, 2))
     assert found.free_bytes == 30 * MIB
     assert found.largest_context == (30 * MIB - size) // kv_bytes(demo.decoder, 1, 2)
+
+
+def test_recurrent_states_are_counted_in_as_many_places_as_a_session_has_them_in(tmp_path: Path) -> None:
+    """A delta rule, whose states CUDA has in float32, and two state spaces, whose states it has in float16."""
+    makers = tiny_qwen3_5, tiny_falcon_h1
+    checkpoints = (make(tmp_path / str(at)) for at, make in enumerate(makers))
+    delta, spaces = (open_package(convert(one, one / "package", Recipe())) for one in checkpoints)
+    conv, recurrent = 3 * 80, 2 * 16 * 24
+    expected = {"reference": 4 * (conv + recurrent), "cpu": 2 * 4 * (conv + recurrent),
+                "cuda": 2 * (2 * conv + 4 * recurrent), "webgpu": PLACES * 2 * (conv + recurrent)}  # fmt: skip
+    values = 2 * (3 * 160 + 4 * 16 * 24)
+    expected_spaces = {"cuda": SIDES * 2 * values, "webgpu": PLACES * 2 * values}
+    for package, of_devices in ((delta, expected), (spaces, expected_spaces)):
+        for name, size in of_devices.items():
+            at = Device(name=name, backend="", description="", available=True)
+            kv = kv_bytes(package.decoder, 100, 2 if name in ("cuda", "webgpu") else 4)
+            assert estimate_memory(package, at, context=100).kv_bytes == kv + size, name
 
 
 def test_a_pair_holds_the_weights_twice_and_the_kv_once(demo: Package) -> None:
