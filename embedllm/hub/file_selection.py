@@ -18,6 +18,7 @@ from embedllm.package.package import MANIFEST
 Kind = Literal["package", "checkpoint", "gguf", "external"]
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _IMPORTANCE = "imatrix"  # begins the names of what else is stored as GGUF: importance matrices
+_GGUFS = "GGUF models"
 NO_MMPROJ = "no-mmproj"  # in place of a pattern: the model without its vision encoder
 GENAI, _OPENVINO = "genai_config.json", "openvino_model.xml"  # by which folders of others are known
 _OPENVINO_WEIGHTS = "openvino_model.bin"
@@ -55,11 +56,13 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     for what, found in (
         ("packages", _packages(meant)),
         ("checkpoints", [] if name.pattern else _checkpoints(files)),
-        ("GGUF models", _ggufs(files, request)),
+        (_GGUFS, _ggufs(files, request)),
         ("folders of onnxruntime-genai", _folders(GENAI, meant, files)),
         ("OpenVINO models", _folders(_OPENVINO, meant, files)),
         ("ONNX graphs", _graphs(meant, files)),
     ):
+        if request.is_of_gguf and what != _GGUFS:
+            continue
         if len(found) == 1 or (found and not found[0].folder and found[0].kind == "package"):
             return found[0]
         if found:
@@ -81,6 +84,11 @@ class _Request:
     meant: list[str]  # files of the model, all of a repository's without a pattern
     encoders: list[str]  # one of which is to be its vision encoder; empty: the one that suits it
     takes_encoder: bool
+
+    @property
+    def is_of_gguf(self) -> bool:
+        """Whether it speaks of a vision encoder's file, which no other kind has."""
+        return bool(self.encoders) or not self.takes_encoder
 
 
 def _requested(name: HubName, files: Iterable[str]) -> _Request:

@@ -89,6 +89,12 @@ def test_a_path_that_is_there_is_no_name_of_the_hub(tmp_path: Path, monkeypatch:
         (SEEING, "q8/", Choice("gguf", files=PARTS, mmproj="q8/mmproj.gguf")),
         (dict.fromkeys(("x/m.gguf", "mmproj.gguf"), 1), "", Choice("gguf", files=("x/m.gguf",), mmproj="mmproj.gguf")),
         (dict.fromkeys(("m.gguf", "x/mmproj.gguf"), 1), "", Choice("gguf", files=("m.gguf",))),
+        (
+            PACKAGE | {"m.gguf": 1, "mmproj.gguf": 1},
+            "mmproj*",
+            Choice("gguf", "", ("m.gguf",), "", "mmproj.gguf", True),
+        ),
+        (PACKAGE | CHECKPOINT | {"m.gguf": 1, "mmproj.gguf": 1}, "no-mmproj", Choice("gguf", files=("m.gguf",))),
         (dict.fromkeys(("m.gguf", "mmproj.gguf"), 1), "no-mmproj", Choice("gguf", files=("m.gguf",))),
     ],
 )

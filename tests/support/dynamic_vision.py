@@ -151,6 +151,11 @@ _TEMPLATE = (  # as Qwen's
 def dynamic_chat_checkpoint(folder: Path, family: str, config: dict[str, Any] | None = None) -> Path:
     """As dynamic_checkpoint(), with the tokens, the chat template and the image processor of the family's models."""
     dynamic_checkpoint(folder, family, config)
+    write_dynamic_chat(folder, family)
+    return folder
+
+
+def write_dynamic_chat(folder: Path, family: str) -> None:
     write_tokenizer(folder, IMAGE_TOKEN - 10)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])
@@ -163,7 +168,6 @@ def dynamic_chat_checkpoint(folder: Path, family: str, config: dict[str, Any] | 
     (folder / "preprocessor_config.json").write_text(json.dumps(chat.pixels))
     if chat.processor:
         (folder / "processor_config.json").write_text(json.dumps(chat.processor))
-    return folder
 
 
 PIXTRAL_PROCESSOR = {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2}

@@ -57,11 +57,12 @@ def gemma4_checkpoint(folder: Path, size: str = "small", config: dict[str, Any] 
         elif name.endswith(("std_scale", "layer_scalar")):
             tensors[name] = values + np.float32(1)
     save_file(tensors, folder / "model.safetensors")
-    _write_chat(folder)
+    write_gemma4_chat(folder)
     return folder
 
 
-def _write_chat(folder: Path) -> None:
+def write_gemma4_chat(folder: Path) -> None:
+    """The tokens, the chat template and the image processor of such a model."""
     write_tokenizer(folder, IMAGE_TOKEN - 10)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])

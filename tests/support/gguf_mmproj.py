@@ -301,7 +301,10 @@ def _qwen3(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
 
 
 def _lfm2(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
-    return {name.removeprefix("model."): _convolution(values) if "patch_embedding.weight" in name else values}
+    """Of the names of published checkpoints, or of those that transformers 5 writes, with a module less."""
+    tower = "vision_tower.vision_model."
+    changed = name.removeprefix("model.").replace(tower, "vision_tower.").replace("vision_tower.", tower)
+    return {changed: _convolution(values) if "patch_embedding.weight" in name else values}
 
 
 def _gemma4(name: str, values: np.ndarray, config: dict[str, Any]) -> Tensors:
