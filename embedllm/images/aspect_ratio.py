@@ -6,76 +6,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import floor, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.images.any_size import AnySizeProcessor, check_encoder, check_resizes
 from embedllm.images.settings import Pixels, Settings, read_settings
 from embedllm.package.architecture import DynamicVision
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from embedllm.types import F32
 
 _BUDGET, _KEY = 280, "max_soft_tokens"  # tokens of an image at most, where settings do not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AspectRatioProcessor:
-    """Sides are multiples of `factor`, rounded down, of an image of as many pixels as the budget holds.
+class TokenBudget:
+    """Sides are whole squares, rounded down, of an image of as many pixels as the budget holds.
 
     Source: image_processing_gemma4.py and processing_gemma4.py of transformers (5.23).
     """
 
-    pixels: Pixels
-    factor: int  # pixels; the side of the square that becomes a token
     most_tokens: int
-    placeholder: str = "<|image|>"
-    start_token: str = "<|image>"
-    end_token: str = "<image|>"
 
-    def prompt_text(self, width: int, height: int) -> str:
-        return f"{self.start_token}{self.placeholder * self.token_count(width, height)}{self.end_token}"
-
-    def token_count(self, width: int, height: int) -> int:
-        rows, columns = self.grid(width, height)
-        return rows * columns
-
-    def grid(self, width: int, height: int) -> tuple[int, int]:
+    def grid(self, width: int, height: int, factor: int) -> tuple[int, int]:
         """At least one row and one column, so that a long narrow image has another shape than before."""
-        scale = sqrt(self.most_tokens * self.factor**2 / (width * height))
-        rows, columns = (floor(scale * side / self.factor) for side in (height, width))
+        scale = sqrt(self.most_tokens * factor**2 / (width * height))
+        rows, columns = (floor(scale * side / factor) for side in (height, width))
         if not rows:
             return 1, min(width // height, self.most_tokens)
         if not columns:
             return min(height // width, self.most_tokens), 1
         return rows, columns
 
-    def pixel_values(self, image: Image) -> F32:
-        rows, columns = self.grid(*image.size)
-        return self.pixels.normalized(self.pixels.resized(image, columns * self.factor, rows * self.factor))[None]
 
-
-def open_aspect_ratio(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> AspectRatioProcessor:
+def open_aspect_ratio(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> AnySizeProcessor:
     """The processor of these settings. Raises PackageError where they and the vision encoder disagree."""
-    if not settings.flag("do_resize", True):
-        raise PackageError(f"'{settings.where}' has do_resize false; the sides of images have to be of whole patches.")
-    for name, expected in (("patch_size", vision.patch_size), ("pooling_kernel_size", vision.merge_size)):
-        if (found := settings.count(name, expected)) != expected:
-            raise PackageError(
-                f"'{name}' is {found} in the image processor's settings of '{settings.where}', and {expected} in its "
-                "vision encoder. Copy the settings from the same checkpoint again."
-            )
+    check_resizes(settings)
+    check_encoder(settings, {"patch_size": vision.patch_size, "pooling_kernel_size": vision.merge_size})
     most = settings.count(_KEY, _BUDGET)
     if vision.positions_by_axis and most * vision.merge_size > vision.positions_side:
         raise PackageError(
             f"'{_KEY}' is {most} in the image processor's settings of '{settings.where}'; its vision encoder has "
             f"positions for {vision.positions_side // vision.merge_size} tokens in a row."
         )
-    return AspectRatioProcessor(
+    return AnySizeProcessor(
         pixels=_centred(settings),
         factor=vision.factor,
-        most_tokens=most,
+        size_rule=TokenBudget(most_tokens=most),
         placeholder=named.get("image_token", "<|image|>"),
         start_token=named.get("boi_token", "<|image>"),
         end_token=named.get("eoi_token", "<image|>"),

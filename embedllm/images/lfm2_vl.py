@@ -8,6 +8,7 @@ from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.images.any_size import check_encoder
 from embedllm.images.settings import Pixels, Settings
 from embedllm.package.architecture import DynamicVision
 
@@ -121,12 +122,7 @@ class Lfm2VlProcessor:
 
 def open_lfm2_vl(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> Lfm2VlProcessor:
     """The processor of these settings. Raises PackageError where they and the vision encoder disagree."""
-    for name, expected in (("encoder_patch_size", vision.patch_size), ("downsample_factor", vision.merge_size)):
-        if (found := settings.count(name, expected)) != expected:
-            raise PackageError(
-                f"'{name}' is {found} in the image processor's settings of '{settings.where}', and {expected} in its "
-                "vision encoder. Copy preprocessor_config.json from the same checkpoint again."
-            )
+    check_encoder(settings, {"encoder_patch_size": vision.patch_size, "downsample_factor": vision.merge_size})
     factor, tile = vision.factor, settings.count("tile_size", 512)
     splits = settings.flag("do_image_splitting", True)
     tiles = [settings.count("min_tiles", 2), settings.count("max_tiles", 10)] if splits else [1, 1]

@@ -1,8 +1,8 @@
 """Image processors: how an image of any size becomes the tiles that a vision encoder reads, and the text of a prompt.
 
-A row of a table below makes each from the folder's settings; those of images of any size are in dynamic_size.py,
-lfm2_vl.py, pixtral.py and aspect_ratio.py. The results equal those of the processors of the same names in transformers
-5.23 (tests/images/test_processors.py), whose rules of sizes these are.
+A row of a table below makes each from the folder's settings. Images of any size have one processor (any_size.py),
+whose size rules are in dynamic_size.py, pixtral.py and aspect_ratio.py; lfm2_vl.py is LFM2-VL's. The results equal
+those of the processors of the same names in transformers 5.23 (tests/images/test_processors.py).
 """
 
 from __future__ import annotations
