@@ -84,7 +84,8 @@ def seeing_checkpoint(folder: Path, family: str) -> Path:
 
 
 def _gemma4_checkpoint(folder: Path, size: str) -> Path:
-    """Whose text_config is as transformers 5.23 writes it; with positions for the usual budget of tokens."""
+    """Whose text_config is as transformers 5.23 writes it; its encoder has positions for the usual budget of tokens and
+    rows of whole blocks."""
     config = gemma4_config(size)
     text, vision = config["text_config"], config["vision_config"]
     full = {"head_dim": text["global_head_dim"],
@@ -94,7 +95,8 @@ def _gemma4_checkpoint(folder: Path, size: str) -> Path:
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
     text = {"num_kv_shared_layers": 0, **text, "per_layer_config": each, "rope_parameters": rope,
             "use_double_wide_mlp": False}  # fmt: skip
-    vision = {**vision, "position_embedding_size": 280 * vision["pooling_kernel_size"]}
+    vision = {**vision, "position_embedding_size": 280 * vision["pooling_kernel_size"], "hidden_size": 64,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96}  # fmt: skip
     gemma4_checkpoint(folder, config={**config, "text_config": text, "vision_config": vision})
     processor = json.loads((folder / "processor_config.json").read_text())
     del processor["image_processor"]["max_soft_tokens"]

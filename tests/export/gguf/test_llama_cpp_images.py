@@ -26,8 +26,9 @@ from tests.support.gguf_mmproj import QWEN, changed, seeing_checkpoint, write_pa
 from tests.support.llama_cpp_server import LlamaCpp
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
-# of log-probabilities: llama.cpp's KV cache is float16, and of Gemma 4's image the gates' GELU comes from a table
-LIMITS = {"gemma4 large": 0.04}
+# of log-probabilities: llama.cpp's KV cache is float16; of Gemma 4 that is 0.03 for a text alone, and QuickGELU in its
+# encoder 0.2
+LIMITS = {"gemma4 large": 0.08}
 LIMIT = 0.02
 TEXTS = ("what is it", "a b c", "why not", "12 3 4 5", "look", "so be it")
 PIXELS = {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 1 << 15}
