@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.package.lora.adapter import Adapter
+    from embedllm.sampling.draws import Draws
     from embedllm.types import F32
 
     Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV
@@ -216,6 +217,15 @@ class Interruptible(Protocol):
 
     def interrupt(self, stop: bool = True) -> None:
         """Make the running feed and every later one raise Interrupted, until interrupt(False)."""
+        ...
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A session whose steps run ahead of the sampler, by guesses of its tokens."""
+
+    def foresee(self, draws: Draws | None) -> None:
+        """How the tokens that it will be fed are chosen, each from the latest row of logits; None: not known."""
         ...
 
 

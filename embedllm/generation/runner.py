@@ -345,6 +345,9 @@ class Runner:
                 uses_lookup = request.speculate != "draft"
                 proposer = Speculator(text, self._experience, draft=draft, uses_lookup=uses_lookup,
                                        room=used.room)  # fmt: skip
+            else:
+                used.foresee(generation.sampler.draws)
+                held.callback(used.foresee, None)
             yield used, pieces, generation, proposer
 
     def _speculates(self, request: Request) -> bool:

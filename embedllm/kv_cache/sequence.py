@@ -10,6 +10,7 @@ from embedllm.backends.base import (
     Engine,
     FeedsAll,
     FeedsAsync,
+    Foresees,
     Forgets,
     Interrupted,
     Interruptible,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
     from embedllm.kv_cache.context_shift import ContextShift
     from embedllm.package.lora.adapter import Adapter
+    from embedllm.sampling.draws import Draws
 
 
 _RECOMPUTE_TOKENS = 512  # per feed, when dropped KV is computed again
@@ -76,6 +78,7 @@ class CachedSequence:
         self.is_dropped = False  # nobody wants it after the request that has it
         self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
         self.note_dropped: Callable[[int], None] = ignore  # called with the number of dropped tokens
+        self._draws: Draws | None = None  # how the request that runs chooses its tokens
         self.evicted: list[int] = []  # tokens whose KV was taken away while their request waits
         self._swapped: list[KeyValues] = []  # that KV, in the host's memory
         self._shifted_from: int | None = None  # tokens from here on have seen others that are gone
@@ -192,6 +195,12 @@ class CachedSequence:
         if not self.is_ended:
             self.forget_from(len(self.tokens) - count)
 
+    def foresee(self, draws: Draws | None) -> None:
+        """Says how its next tokens are chosen, where a session makes use of that; None: that is not known."""
+        self._draws = draws
+        if isinstance(self.session, Foresees):
+            self.session.foresee(draws)
+
     def end(self) -> None:
         """Stops the feed that is running, and every later one; from any thread."""
         self.is_ended = True
@@ -240,6 +249,7 @@ class CachedSequence:
         self.set_keeps_all(keeps_all)
         if self.adapter is not None and isinstance(self.session, TakesAdapters):
             self.session.adapt(self.adapter)
+        self.foresee(self._draws)
         before.close()
         self.tokens.clear()
         self._shifted_from = None

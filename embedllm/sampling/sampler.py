@@ -33,6 +33,7 @@ from embedllm.errors import DeviceError
 from embedllm.sampling.bans import BannedTokens
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.custom_processors import Processors
+from embedllm.sampling.draws import Draws, can_be_guessed
 from embedllm.sampling.dry import Dry
 from embedllm.sampling.mirostat import Mirostat
 from embedllm.sampling.options import IS_ON, Sampling
@@ -71,7 +72,7 @@ class Sampler:
     Raises ValueError for bad_words that are texts (spelled() makes them token ids), and for dry without `decode`.
     """
 
-    __slots__ = ("_changes", "_constraint", "_is_plain", "_mirostat", "_random", "_sampling")
+    __slots__ = ("_changes", "_constraint", "_is_plain", "_mirostat", "_random", "_sampling", "draws")
 
     def __init__(
         self,
@@ -97,6 +98,8 @@ class Sampler:
             self._changes.append(BannedTokens(sampling, prompt_tokens, stop_tokens=stop_tokens, min_tokens=min_tokens))
         is_bare = not self._changes and constraint is None and self._mirostat is None
         self._is_plain = is_bare and sampling.is_greedy  # the best token, and no more
+        # for a device that guesses the tokens; None: it cannot
+        self.draws = Draws(sampling, self._random) if is_bare and can_be_guessed(sampling) else None
 
     @property
     def prepare(self) -> Callable[[], None] | None:
