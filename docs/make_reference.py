@@ -40,7 +40,7 @@ go to stderr.
 | `EMBEDLLM_TUNED` | `off` loads as if `embedllm tune` had measured nothing ([tuning](devices.md#tuning)) |
 | `EMBEDLLM_FOLLOW_LINKS` | `1` follows links that lead out of a model's folder ([links](security.md#links)) |
 | `EMBEDLLM_ALLOW_SOFTWARE_GPU` | `1` makes GPUs that are emulated on the CPU available by name ([WebGPU](webgpu.md)) |
-| `EMBEDLLM_WEBGPU_CAPTURE` | `0` runs WebGPU's decoding steps kernel by kernel ([captured steps](webgpu.md#capture)) |
+| `EMBEDLLM_WEBGPU_CAPTURE` | WebGPU's steps: `0` kernel by kernel, `greedy` [sampled ones](webgpu.md#sampled) singly |
 | `EMBEDLLM_HOST_TUNING` | allowed [side effects on the process](guide-embed.md#host); default `pages` |
 | `EMBEDLLM_DEBUG` | `1` shows the traceback of an error, as `--debug` does |
 | `NO_COLOR` | no colours |

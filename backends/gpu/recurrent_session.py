@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
+from embedllm.backends.gpu.webgpu_guesses import GuessingGpu
 from embedllm.backends.gpu.webgpu_states import States as PlacedStates
-from embedllm.backends.gpu.webgpu_steps import CapturedSession, CapturingGpu, StepBuffers
+from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.ort.recurrent_state import KeptStates, States
 from embedllm.backends.ort.runtime import device_errors
 
@@ -67,7 +68,7 @@ class RecurrentSession(UnbatchedSession):
 class CapturedRecurrentSession(CapturedSession):
     """The same with captured steps. Its states lie beside its KV, in places for turns."""
 
-    def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
+    def __init__(self, gpu: GuessingGpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
         self._reset()  # another sequence may have had the buffers before
 

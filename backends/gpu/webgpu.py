@@ -27,6 +27,7 @@ from embedllm.backends.gpu.recurrent_session import CapturedRecurrentSession, Re
 from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_graph import with_next_token
+from embedllm.backends.gpu.webgpu_guesses import Guesser, check_guesses
 from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.gpu.webgpu_vision import with_plain_attention
@@ -55,7 +56,8 @@ if TYPE_CHECKING:
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
 ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" makes software adapters available
-CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"  # environment variable: "0" runs each step kernel by kernel
+# environment variable: "0" runs each step kernel by kernel, "greedy" lets only greedy steps run ahead
+CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
@@ -105,6 +107,7 @@ class WebGpuEngine:
         self.lock = LOCK
         self.graph_ids = itertools.count(1)
         self.captures = os.environ.get(CAPTURE) != "0" if capture is None else capture
+        self.guesser: Guesser | None = None
         self._spare: list[Buffers] = []
         self.copier = self._start_copier()
         self.images: ImageFeatures | None = None
@@ -121,6 +124,7 @@ class WebGpuEngine:
                 package, graph, device, self.session, self._start_encoder, LOCK
             )
             if self.captures:
+                self.guesser = self._start_guesser()
                 return
             check_assignments(self.session, _HEAVY, device, "please report it")
             self._warm_up()
@@ -144,7 +148,7 @@ class WebGpuEngine:
         for spare in self._spare:
             spare.close()
         self._spare.clear()
-        self._session = self.copier = None
+        self._session = self.copier = self.guesser = None
         if self.images is not None:
             self.images.close()
         self.image_decoder.close()
@@ -153,10 +157,6 @@ class WebGpuEngine:
         options = ort.RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(_NOT_CAPTURED if graph_id is None else graph_id))
         return options
-
-    def release_graph(self, graph_id: int) -> None:
-        if self._session is not None:
-            self._session.release_captured_graph(graph_id)
 
     def place(self, array: np.ndarray) -> ort.OrtValue:
         with LOCK, device_errors(self.device):
@@ -254,6 +254,23 @@ class WebGpuEngine:
             session.close()
         if not difference <= _TOLERANCE * spread:
             raise DeviceError(f"captured steps differ by {difference:.3g}, where logits vary by {spread:.3g}")
+
+    def _start_guesser(self) -> Guesser | None:
+        """What lets sampled steps run ahead; None, where that does not work."""
+        if self.package.decoder.is_recurrent or os.environ.get(CAPTURE) == "greedy":
+            return None
+        session = None
+        try:
+            self.guesser = Guesser(self, start)
+            session = CapturedSession(self, 0)
+            check_guesses(session, list(range(min(SAFE, self.context // 2, self.package.decoder.vocabulary))))
+            return self.guesser
+        except Exception as error:  # noqa: BLE001 - whatever it is, steps run one by one
+            _log.info("sampled steps of '%s' do not run ahead here: %s", self.package.name, first_line(error))
+            return None
+        finally:
+            if session is not None:
+                session.close()
 
     def _load(self, path: Path) -> ort.InferenceSession:
         with load_errors(path):

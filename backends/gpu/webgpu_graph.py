@@ -134,7 +134,7 @@ def _find_best(model: ModelProto, vocabulary: int) -> None:
     graph = model.graph
     logits = next(one for one in graph.output if one.name == "logits")
     kind = logits.type.tensor_type.elem_type
-    across = _side(vocabulary)
+    across = square_side(vocabulary)
     down = -(-vocabulary // across)
     missing = down * across - vocabulary
     constants: dict[str, np.ndarray] = {
@@ -188,7 +188,7 @@ def _find_best(model: ModelProto, vocabulary: int) -> None:
     )
 
 
-def _side(vocabulary: int) -> int:
+def square_side(vocabulary: int) -> int:
     """The side of a square of at least that many, with nothing left over where there is a near one like that."""
     side = max(int(vocabulary**0.5), 1)
     return next((size for size in range(side, 2 * side) if vocabulary % size == 0), side)

@@ -3,7 +3,8 @@
 A step takes its token and length from buffers, and puts the best next token and length there (webgpu_graph.py). So
 several steps run one after the other without the host, and their tokens are read together. While the caller has to do
 with those, the GPU already computes the next ones. Steps that were not wanted are forgotten, as a rewind forgets: they
-have written behind the end of the sequence.
+have written behind the end of the sequence. Where the caller says how it samples, the next token is a guess of its
+choice (webgpu_guesses.py).
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from embedllm.backends.gpu.images import is_image
 from embedllm.backends.gpu.session import bound_to
-from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
+from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
+from embedllm.backends.gpu.webgpu_capture import CapturedRun
+from embedllm.backends.gpu.webgpu_draws import ROWS
 from embedllm.backends.gpu.webgpu_graph import KEPT, NUMBERS
+from embedllm.backends.gpu.webgpu_guesses import GuessBuffers, Guesses, GuessingGpu
 from embedllm.backends.gpu.webgpu_states import StateRing
-from embedllm.backends.ort.runtime import feed_errors, first_line, ort
+from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
 from embedllm.sampling.numpy_logits import NumpyLogits
 
@@ -31,41 +34,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.backends.base import KeyValues
+    from embedllm.sampling.draws import Draws
     from embedllm.types import F32, Logits
 
+_log = logging.getLogger("embedllm")
 _CERTAIN = 2  # greedy steps in a row, after which others run ahead
 _AHEAD_S = 0.02  # of work ahead: what is not wanted delays what comes next by that much
-_log = logging.getLogger("embedllm")
-
-
-class CapturingGpu(Gpu, Protocol):
-    """What captured steps need of their engine."""
-
-    @property
-    def graph_ids(self) -> Iterator[int]: ...
-
-    def replaying(self, graph_id: int | None) -> ort.RunOptions:
-        """Options to run what is captured under that number, or is captured so now; None: nothing is."""
-        ...
-
-    def release_graph(self, graph_id: int) -> None:
-        """Forgets what was captured under that number."""
-        ...
-
-
-@dataclass(slots=True)
-class _Step:
-    """One that is captured, from one place of states to the next."""
-
-    binding: ort.IOBinding
-    options: ort.RunOptions
-    graph_id: int
 
 
 class StepBuffers(Buffers):
     """Buffers with a step that is captured over them; of a recurrent model one for each place of its states."""
 
-    def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
+    def __init__(self, gpu: GuessingGpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
         self._gpu = gpu
         self.token = gpu.place(np.zeros((1, 1), np.int64))
@@ -80,8 +60,8 @@ class StepBuffers(Buffers):
         self.states = StateRing(gpu)
         self.states.reset(0)
         self.steps = [self._bound(place) for place in range(self.states.places)]
-        self.failure = ""  # why steps are not captured
-        self._capture()
+        self.failure = next((step.failure for step in self.steps if step.failure), "")  # why steps are not captured
+        self._guess: GuessBuffers | None = None
 
     def bind_state(self, binding: ort.IOBinding, place: int) -> None:
         """Binds what a run of one row takes from the run before, and leaves to the next. place: of its states."""
@@ -92,37 +72,33 @@ class StepBuffers(Buffers):
         binding.bind_ortvalue_output("next_seqlens_k", self.length)
         binding.bind_ortvalue_output("next_found", self.found)
 
-    def close(self) -> None:
-        for step in self.steps:
-            self._gpu.release_graph(step.graph_id)
+    def guess(self) -> GuessBuffers:
+        """What guesses the token behind a step; made when it is first asked for."""
+        if self._guess is None:
+            assert self._gpu.guesser is not None  # or nobody asks
+            self._guess = GuessBuffers(self._gpu, self._gpu.guesser, self.logits, self.token)
+        return self._guess
 
-    def _bound(self, place: int) -> _Step:
-        binding, graph_id = bound_to(self.kv, self._gpu.session), next(self._gpu.graph_ids)
+    def close(self) -> None:
+        for run in self.steps:
+            run.close()
+        if self._guess is not None:
+            self._guess.close()
+
+    def _bound(self, place: int) -> CapturedRun:
+        binding = bound_to(self.kv, self._gpu.session)
         for name, value in self._fixed.items():
             binding.bind_ortvalue_input(name, value)
         self.bind_state(binding, place)
         self.bind_tables(binding)
         binding.bind_ortvalue_output("logits", self.logits)
-        return _Step(binding, self._gpu.replaying(graph_id), graph_id)
-
-    def _capture(self) -> None:
-        """Runs each step over what holds nothing yet. To be captured, it runs twice."""
-        with self._gpu.lock:
-            try:
-                for step in self.steps:
-                    self._gpu.session.run_with_iobinding(step.binding, step.options)
-            except Exception as error:  # noqa: BLE001 - whatever it is, steps run without it
-                self.failure = first_line(error)
-                _log.info("steps are not captured: %s", self.failure)
-                self.close()
-                for step in self.steps:
-                    step.options = self._gpu.replaying(None)
+        return CapturedRun(self._gpu, self._gpu.session, binding, "steps")
 
 
 class CapturedSession(UnbatchedSession):
     """One sequence whose steps are captured. Its logits are those of the latest feed: those of before are gone."""
 
-    def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
+    def __init__(self, gpu: GuessingGpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
         self._running = self._not_captured = gpu.replaying(None)
         self._place = 0  # of the states that belong to what is held
@@ -133,11 +109,12 @@ class CapturedSession(UnbatchedSession):
         self._frontier = -1  # tokens up to which steps have run, with the best ones from the latest row on
         self._best: deque[Best] = deque()  # of the latest row, and of those ahead
         self._unread = 0  # runs behind these whose best tokens are on the GPU only
+        self._guesses: Guesses | None = None  # None: greedy steps alone run ahead
         self._started, self._step_s = 0.0, _AHEAD_S  # when the last steps were started, and how long one takes
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         if len(tokens) == 1 and self.position and not is_image(tokens[0]):
-            return self._step(tokens[0])
+            return self._step(tokens[0]) if self._guesses is None else self._guessed_step(self._guesses, tokens[0])
         buffers = self._prepare(tokens)
         self._forget()
         with self._whole():
@@ -153,6 +130,10 @@ class CapturedSession(UnbatchedSession):
         self._forget()
         self._running = self._not_captured
         return super().feed_all(tokens)
+
+    def foresee(self, draws: Draws | None) -> None:
+        gpu = cast("GuessingGpu", self._gpu)  # which it was opened with
+        self._guesses = None if draws is None or gpu.guesser is None else Guesses(draws)
 
     def import_state(self, state: KeyValues) -> None:
         self._forget()
@@ -190,14 +171,45 @@ class CapturedSession(UnbatchedSession):
             self._best.clear()
             self._run_steps(1, None if is_given else (token, self.position))
             self._frontier, self._unread = self.position + 1, 1
+        self._note_step(token)
+        if self._greedy >= _CERTAIN and self._frontier == self._row_at and not self._best:
+            self._read_best()
+        return self._row()
+
+    def _note_step(self, token: int) -> None:
         self._fed += 1
         self._last = token
         self.position += 1
         self._place = self._steps().states.after(self._place)
         self._row_at = self.position
-        if self._greedy >= _CERTAIN and self._frontier == self._row_at and not self._best:
-            self._read_best()
-        return self._row()
+
+    def _guessed_step(self, guesses: Guesses, token: int) -> Logits:
+        """A step of a request whose sampler is known. Those that ran ahead with this token count."""
+        self._prepare([token])  # where that takes new buffers, nothing runs ahead: it would have no room
+        if self.position != self._row_at or not guesses.check(token):
+            self._forget()
+            if not guesses.pays:
+                _log.debug("guesses of sampled tokens are often wrong: steps run one by one")
+                self._guesses = None
+                return self._step(token)
+        if guesses.is_empty:
+            if not guesses.running:
+                self._frontier = self.position
+                self._run_guessed(guesses, (token, self.position))
+            ring = self._gpu.read(self._steps().guess().rows)
+            self._step_s = (time.monotonic() - self._started) / guesses.running
+            guesses.put(ring)
+            if self._frontier < self.capacity and not self._stopping:
+                self._run_guessed(guesses, None)
+        self._note_step(token)
+        return guesses.next_row()
+
+    def _run_guessed(self, guesses: Guesses, given: tuple[int, int] | None) -> None:
+        """Runs steps ahead, each with the guess behind the one before."""
+        count, guess = self._count_ahead(ROWS), self._steps().guess()
+        self._gpu.write(guess.numbers, guesses.numbers(count))
+        self._run_steps(count, given, guess=guess)
+        self._frontier, guesses.running = self._frontier + count, count
 
     def _row(self) -> Logits:
         return ListedRow(self._decoder.vocabulary, self, self._fed, listed=0)
@@ -213,9 +225,13 @@ class CapturedSession(UnbatchedSession):
         ahead, most = self._frontier - self._row_at, self._steps().states.most_ahead
         room = min(self.capacity - self._frontier, most - ahead, (most + 1) // 2)  # half: the others are being read
         if self._greedy >= _CERTAIN and room > 0 and not self._stopping:
-            count = min(max(int(_AHEAD_S / max(self._step_s, 1e-6)), 1), KEPT, room)
+            count = self._count_ahead(min(KEPT, room))
             self._run_steps(count, None, behind=ahead)
             self._frontier, self._unread = self._frontier + count, count
+
+    def _count_ahead(self, most: int) -> int:
+        """How many steps may run ahead now, where there is room for one."""
+        return min(max(int(_AHEAD_S / max(self._step_s, 1e-6)), 1), most, self.capacity - self._frontier)
 
     def _run_again(self) -> None:
         """Runs the step that gave the latest row once more: its token and its place are known."""
@@ -223,8 +239,10 @@ class CapturedSession(UnbatchedSession):
         self._run_steps(1, (self._last, self._row_at - 1), behind=-1)
         self._frontier, self._unread = self._row_at, 1
 
-    def _run_steps(self, count: int, given: tuple[int, int] | None, *, behind: int = 0) -> None:
-        """Runs steps one after the other, each with the best token of the one before.
+    def _run_steps(
+        self, count: int, given: tuple[int, int] | None, *, behind: int = 0, guess: GuessBuffers | None = None
+    ) -> None:
+        """Runs steps one after the other, each with the best token of the one before, or with the guessed one.
 
         given: the first one's token and position; None: they are in the buffers. behind: runs from the states of what
         is held to those that the first one reads. Raises Interrupted or DeviceError.
@@ -241,7 +259,9 @@ class CapturedSession(UnbatchedSession):
                 for step in steps:
                     self._running = step.options
                     self._running.terminate = self._stopping
-                    gpu.session.run_with_iobinding(step.binding, step.options)
+                    step.run()
+                    if guess is not None:
+                        guess.run.run()
             except BaseException:
                 self._forget()
                 raise
@@ -281,6 +301,8 @@ class CapturedSession(UnbatchedSession):
         self._fed += 1
         self._best.clear()
         self._unread, self._greedy, self._row_at, self._frontier = 0, 0, -1, -1
+        if self._guesses is not None:
+            self._guesses.forget()
 
     def _check(self, fed: int) -> None:
         self._held()

@@ -15,9 +15,10 @@ import pytest
 from embedllm.backends.base import Device, Interrupted, MovesStored, Session
 from embedllm.backends.gpu import webgpu, webgpu_graph, webgpu_steps
 from embedllm.backends.gpu.webgpu import WebGpuEngine
+from embedllm.backends.gpu.webgpu_capture import CapturedRun
 from embedllm.backends.gpu.webgpu_graph import KEPT
 from embedllm.backends.gpu.webgpu_kv import KvCopier
-from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
+from embedllm.backends.gpu.webgpu_steps import CapturedSession
 from embedllm.backends.sessions.kv_arrays import can_join, joined, on_host
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
@@ -225,11 +226,11 @@ def test_attention_with_a_window_is_still_wrong_in_a_session_that_captures(
 def test_what_cannot_be_captured_runs_as_before_and_says_why(
     package: Package, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(self: StepBuffers) -> None:
-        self.failure = "this driver captures nothing"
+    def fails(self: CapturedRun) -> None:
+        raise RuntimeError("this driver captures nothing")
 
     caplog.set_level(logging.INFO, "embedllm")
-    monkeypatch.setattr(StepBuffers, "_capture", fails)
+    monkeypatch.setattr(CapturedRun, "run", fails)
     engine = engine_of(package, device)
     assert not engine.captures
     assert "not captured here: this driver captures nothing" in caplog.text
