@@ -1,11 +1,13 @@
 """Decoding and first tokens on WebGPU by the public API, captured and not, and of onnxruntime-genai, in one run.
 
-    python tests/benchmarks/bench_webgpu.py FOLDER [--rounds 5] [--tokens 256] [--genai] [--json FILE]
+    python tests/benchmarks/bench_webgpu.py FOLDER [--rounds 5] [--tokens 256] [--genai | --sampled] [--json FILE]
 
 Each engine is a process of its own, and each round runs every engine once, in turn, on the same fresh random prompts:
 one of 64 tokens and --tokens greedy ones, the same sampled (temperature 0.8, top_p 0.95), and one of 512 tokens for the
 time to its first token. Greedy tokens are compared with those of steps that are not captured; compare_devices.py tells
-ties from faults. --genai: onnxruntime-genai with its WebGPU provider on the same folder.
+ties from faults. --genai: onnxruntime-genai with its WebGPU provider on the same folder. --sampled: sampled steps that
+run ahead beside steps one by one, by several options, and nothing else: how many times as fast, how many guesses were
+right, and whether the tokens were the same.
 """
 
 from __future__ import annotations
@@ -29,23 +31,40 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 LONG, SHORT = 512, 64  # tokens of the prompts
-Run = Callable[[list[int], int, bool], tuple[list[int], list[float]]]  # prompt, count, sampled -> tokens, their times
+Reply = tuple[list[int], list[float], list[int]]  # tokens, their times, how many guesses were right and wrong
+Run = Callable[[list[int], int, dict[str, Any]], Reply]  # of a prompt, a number of tokens, options of sampling
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
+KINDS_OF_SAMPLING: dict[str, dict[str, Any]] = {
+    "temperature 0.8, top_p 0.95": SAMPLED,
+    "temperature 0.6, top_k 20, top_p 0.95": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "temperature 1": {},
+    "temperature 1, min_p 0.05": {"min_p": 0.05},
+}
 
 
 def ours(folder: str, device: str) -> Run:
     import embedllm
+    from embedllm.backends.gpu.webgpu_guesses import Guesses
 
     llm = embedllm.load(folder, device=device, tuned=False)
+    check, guesses = Guesses.check, [0, 0]
 
-    def run(prompt: list[int], count: int, sampled: bool) -> tuple[list[int], list[float]]:
-        sampling = (
-            embedllm.Sampling(temperature=0.8, top_p=0.95, seed=1) if sampled else embedllm.Sampling(temperature=0)
-        )
+    def counted(self: Guesses, token: int) -> bool:
+        is_guess, is_right = self._latest is not None, check(self, token)
+        guesses[0 if is_right else 1] += is_guess
+        return is_right
+
+    Guesses.check = counted
+
+    def run(prompt: list[int], count: int, options: dict[str, Any]) -> Reply:
+        sampling = embedllm.Sampling(seed=1, **options)
+        guesses[:] = 0, 0
         start, tokens, times = time.perf_counter(), [], []
         for chunk in llm.stream(prompt, sampling, max_tokens=count, stop_tokens=(), speculate="off"):
             times.append(time.perf_counter() - start)
             tokens.append(chunk.token)
-        return tokens, times
+        return tokens, times, list(guesses)
 
     return run
 
@@ -59,10 +78,10 @@ def genai(folder: str, library: str) -> Run:
     config.append_provider("WebGPU")
     model = og.Model(config)
 
-    def run(prompt: list[int], count: int, sampled: bool) -> tuple[list[int], list[float]]:
+    def run(prompt: list[int], count: int, options: dict[str, Any]) -> Reply:
         parameters = og.GeneratorParams(model)
         length = len(prompt) + count
-        how = {"do_sample": True, "temperature": 0.8, "top_p": 0.95} if sampled else {"do_sample": False}
+        how = {"do_sample": False} if options == GREEDY else {"do_sample": True, **options}
         parameters.set_search_options(max_length=length, min_length=length, **how)
         generator = og.Generator(model, parameters)
         start, tokens, times = time.perf_counter(), [], []
@@ -71,7 +90,7 @@ def genai(folder: str, library: str) -> Run:
             generator.generate_next_token()
             tokens += [int(token) for token in generator.get_next_tokens()]
             times.append(time.perf_counter() - start)
-        return tokens, times
+        return tokens, times, [0, 0]
 
     return run
 
@@ -86,6 +105,11 @@ def serve(kind: str, folder: str, argument: str) -> None:
     print("ready", time.perf_counter() - start, flush=True)
     for line in sys.stdin:
         print("run", json.dumps(run(*json.loads(line))), flush=True)
+
+
+def rate(times: Sequence[float]) -> float:
+    """Tokens/s, the first one left out."""
+    return (len(times) - 1) / (times[-1] - times[0])
 
 
 class Engine:
@@ -107,18 +131,18 @@ class Engine:
                 return line.removeprefix(word)
         raise RuntimeError("it ended; see above")
 
-    def ask(self, prompt: Sequence[int], count: int, *, sampled: bool = False) -> tuple[list[int], list[float]]:
+    def ask(self, prompt: Sequence[int], count: int, options: dict[str, Any]) -> Reply:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([prompt, count, sampled]) + "\n")
+        self._process.stdin.write(json.dumps([prompt, count, options]) + "\n")
         self._process.stdin.flush()
         return json.loads(self._answer("run"))
 
     def round(self, numbers: random.Random, count: int, vocabulary: int, *, counts: bool) -> None:
         short, again, long = ([numbers.randrange(3, vocabulary) for _ in range(n)] for n in (SHORT, SHORT, LONG))
-        tokens, times = self.ask(short, count)
-        _, sampled = self.ask(again, count, sampled=True)
-        _, first = self.ask(long, 2)
-        rates = [(len(each) - 1) / (each[-1] - each[0]) for each in (times, sampled)]
+        tokens, times, _ = self.ask(short, count, GREEDY)
+        _, sampled, _ = self.ask(again, count, SAMPLED)
+        _, first, _ = self.ask(long, 2, GREEDY)
+        rates = [rate(times), rate(sampled)]
         if counts:
             self.tokens.append(tokens)
             for name, value in zip(self.found, (*rates, 1000 * first[0]), strict=True):
@@ -134,6 +158,31 @@ def for_genai(folder: Path, into: Path) -> Path:
     return into
 
 
+def compare_sampled(folder: Path, *, rounds: int, count: int, vocabulary: int) -> dict[str, object]:
+    """Steps ahead beside steps one by one, in turn on the same prompts and seeds."""
+    engines = [Engine("embedllm", folder, "webgpu", EMBEDLLM_WEBGPU_CAPTURE=value) for value in ("1", "greedy")]
+    result: dict[str, object] = {"load_s": [engine.load_s for engine in engines]}
+    for name, options in KINDS_OF_SAMPLING.items():
+        rates: list[list[float]] = []
+        same = right = wrong = 0
+        for number in range(-1, rounds):  # the first one compiles and captures
+            numbers = random.Random(number + 1)
+            prompt = [numbers.randrange(3, vocabulary) for _ in range(SHORT)]
+            order = engines[:: 1 if number % 2 else -1]
+            found = {id(engine): engine.ask(prompt, count, options) for engine in order}
+            (tokens, times, guesses), (expected, others, _) = (found[id(engine)] for engine in engines)
+            if number >= 0:
+                rates.append([rate(times), rate(others)])
+                same, right, wrong = same + (tokens == expected), right + guesses[0], wrong + guesses[1]
+        ahead, single = (statistics.median(each) for each in zip(*rates, strict=True))
+        ratios = sorted(one / other for one, other in rates)
+        print(f"{name}: ahead {ahead:.1f} tokens/s, one by one {single:.1f}, ratio {statistics.median(ratios):.2f} "
+              f"({ratios[0]:.2f}-{ratios[-1]:.2f}); guesses right {right}, wrong {wrong}; the same tokens in {same} of "
+              f"{rounds}", flush=True)  # fmt: skip
+        result[name] = {"rates": rates, "same": same, "right": right, "wrong": wrong}
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
@@ -141,11 +190,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vocabulary", type=int, default=16000, help="prompts are of tokens below this")
     parser.add_argument("--genai", action="store_true")
+    parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--json")
     options = parser.parse_args()
     from embedllm.loading.resolve import package_folder
 
     folder = package_folder(options.folder)
+    if options.sampled:
+        result = compare_sampled(folder, rounds=options.rounds, count=options.tokens, vocabulary=options.vocabulary)
+        if options.json:
+            Path(options.json).write_text(json.dumps(result, indent=1), encoding="utf-8")
+        return
     with tempfile.TemporaryDirectory() as temporary:
         engines = {
             "embedllm": Engine("embedllm", folder, "webgpu"),
@@ -159,7 +214,7 @@ def main() -> None:
         for number in range(-1, options.rounds):  # the first one compiles and captures
             for engine in engines.values():
                 engine.round(random.Random(number + 1), options.tokens, options.vocabulary, counts=number >= 0)
-    result: dict[str, object] = {}
+    result = {}
     plain = engines["embedllm, not captured"].tokens
     for name, engine in engines.items():
         same = [len(list(takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=True))))
