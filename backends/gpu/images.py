@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 FEATURES, POSITIONS = "image_features", "image_positions"
-RECURRENT_UNSUPPORTED = Unsupported(
-    "images of recurrent models are read on other devices only", "use the device 'cpu' or 'openvino'"
-)
 # operators that do the work of an encoder: none of them may be left to the CPU
 _HEAVY = {"Conv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits", "MultiHeadAttention"}
 
@@ -73,8 +70,6 @@ def open_images(
     """
     if package.decoder.vision is None:
         return None, None
-    if package.decoder.is_recurrent:
-        return None, RECURRENT_UNSUPPORTED
     if reason := images_unsupported_on_gpus(package.decoder):
         return None, Unsupported(reason, "use the device 'cpu' or 'openvino'")
     variant, is_bidirectional = VISION_ON_GPU[graph.variant], package.decoder.images_are_bidirectional

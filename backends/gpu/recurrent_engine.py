@@ -75,13 +75,16 @@ class RecurrentEngine:
         self.slots.warm_up()
 
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
-        """One token for each of 1 to max_batch sessions, in one run but for those that a rewind has put behind."""
+        """One token for each of 1 to max_batch sessions.
+
+        In one run but for those that a rewind has put behind, and those whose token is of an image.
+        """
         sessions = [_stateful(row.session) for row in rows]
         for session, (_, tokens) in zip(sessions, rows, strict=True):
             check_tokens(tokens, session.position, vocabulary=self.package.decoder.vocabulary, limit=self.context,
-                         remedy=self.remedy)  # fmt: skip
+                         remedy=self.remedy, images=self.images)  # fmt: skip
         positions = [session.position for session in sessions]
-        together = [at for at, session in enumerate(sessions) if session.steps_from is not None]
+        together = [at for at, row in enumerate(rows) if _steps_beside(sessions[at], row.tokens[0])]
         logits: dict[int, Logits] = {}
         try:
             logits |= {at: sessions[at].feed(row.tokens) for at, row in enumerate(rows) if at not in together}
@@ -109,3 +112,12 @@ class RecurrentEngine:
 def _stateful(session: Session) -> Stateful:
     assert isinstance(session, StatefulSession)  # of this engine
     return session
+
+
+def _steps_beside(session: Stateful, token: int) -> bool:
+    """Whether a step of that token can be in one run with others.
+
+    Others go through the session, which knows what to do with states where a run fails.
+    """
+    slot = session.steps_from
+    return isinstance(slot, RecurrentSlot) and not slot.steps_alone(token)

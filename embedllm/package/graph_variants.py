@@ -73,8 +73,6 @@ class GraphVariant:
         """Whether its graph of a model has inputs for images."""
         if decoder.vision is None or not self.images or decoder.images_are_bidirectional != self.bidirectional:
             return False
-        if self.position_ids and decoder.is_recurrent:  # whose sequences do not step together
-            return decoder.rope.mrope is None
         return decoder.rope.mrope is None or self.mrope
 
     def takes_positions(self, decoder: Decoder) -> bool:
