@@ -25,6 +25,8 @@ class GraphVariant:
     gathers_blocks: bool
     # GroupQueryAttention takes q, k and v side by side, rotates q and k, and keeps to a window
     whole_attention: bool = True
+    # it does keep to a window where another layer has made the keys, so that there are no new ones (WebGPU's: 0.4.0)
+    shared_kv_in_windows: bool = True
     lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
     reads_halves: bool = True  # operators take float16 as it is stored; else the runtime makes float32 of it at load
     ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group
@@ -213,6 +215,7 @@ GPU_FLOAT32 = replace(
     name="gpu-float32",
     file="model.fp32.onnx",
     activations="float32",
+    shared_kv_in_windows=False,
     splits_qkv=True,
     fuses_delta_nets=False,
     reads_halves=False,
@@ -222,6 +225,7 @@ WEBGPU_FLOAT16 = replace(
     FLOAT16,
     name="webgpu-float16",
     file="model.webgpu.onnx",
+    shared_kv_in_windows=False,
     splits_qkv=True,
     fuses_delta_nets=False,
     position_ids=False,

@@ -33,6 +33,11 @@ def rotates_inside(attention: Attention, decoder: Decoder) -> bool:
     return not rotated % _ROTARY_MULTIPLE and not attention.head_dim % _ROTARY_MULTIPLE
 
 
+def masks_window(attention: Attention, variant: GraphVariant) -> bool:
+    """Whether a window is in what is added to scores, since the operator does not keep to it."""
+    return attention.window is not None and attention.kv_from is not None and not variant.shared_kv_in_windows
+
+
 class Attentions:
     """Writes attention into a graph.
 
@@ -55,7 +60,7 @@ class Attentions:
         self.lengths, self.positions, self.kv_scales = lengths, positions, kv_scales
         self._temperatures: dict[AttentionTemperature, str] = {}
         self._chunk_masks: dict[int, str] = {}
-        self._window_masks: dict[int, str] = {}
+        self._window_masks: dict[tuple[int, bool], str] = {}  # by window, and whether later keys are hidden
         numbers = range(len(decoder.ropes))
         self.tables = [
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
@@ -70,7 +75,7 @@ class Attentions:
         if attention.mla is not None and self.latents is not None:
             return self.latents.attend(self.decoder.kv_number(index), attention, attention.mla, normed)
         if self.variant.appends_only:
-            number, qkv, bias = self.decoder.kv_number(index), self.apart(attention, normed), self.image_bias(attention)
+            number, qkv, bias = self.decoder.kv_number(index), self.apart(attention, normed), self.bias(attention)
             return attend_plainly(self.graph, attention, number, qkv, self.lengths, self.total(), bias)
         graph = self.graph
         scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
@@ -89,7 +94,7 @@ class Attentions:
                 rows = self.positions if self.variant.takes_positions(self.decoder) else ""
             if sees_whole:
                 attributes["causal"] = 0
-            elif attention.window is not None:
+            elif attention.window is not None and not masks_window(attention, self.variant):
                 attributes["local_window_size"] = attention.window
             if attention.kv_from is None and self.norms_inside(attention):
                 assert attention.q_norm is not None
@@ -104,8 +109,7 @@ class Attentions:
             attributes["scale"] = attention.scale
         if attention.softcap:
             attributes["softcap"] = attention.softcap
-        chunk = self.decoder.chunk_of(attention)
-        bias = self.image_bias(attention) if chunk is None else self.chunk_mask(chunk)
+        bias = self.bias(attention)
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
         output = graph.named("context" if attention.mla is None else "context.filled_up")
         graph.node(
@@ -247,24 +251,32 @@ class Attentions:
             graph.scope = with_scope
         return self._chunk_masks[chunk]
 
-    def image_bias(self, attention: Attention) -> str:
-        """What scores of an image's tokens have added, where these attend to one another: not all see all."""
+    def bias(self, attention: Attention) -> str:
+        """What is added to scores where a token does not see all that its operator would let it see; or empty."""
+        if (chunk := self.decoder.chunk_of(attention)) is not None:
+            return self.chunk_mask(chunk)
+        window = attention.window if attention.window and attention.window < self.decoder.context else 0
         sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention)
-        if not sees_whole or attention.window is None or attention.window >= self.decoder.context:
-            return ""
-        return self.window_mask(attention.window)
+        if self.variant.appends_only:
+            return self.window_mask(window, causal=not sees_whole) if window or not sees_whole else ""
+        is_masked = window and (sees_whole or masks_window(attention, self.variant))
+        return self.window_mask(window, causal=False) if is_masked else ""
 
-    def window_mask(self, window: int) -> str:
-        """The same of keys that are no longer in a window, where the operator has none: once for all layers."""
-        graph = self.graph
-        if window not in self._window_masks:
+    def window_mask(self, window: int, *, causal: bool) -> str:
+        """The same of keys that are out of a window (0: there is none), and of later ones: once for all layers."""
+        graph, kind = self.graph, (window, causal)
+        if kind not in self._window_masks:
             with_scope, graph.scope = graph.scope, f"windows.{len(self._window_masks)}"
-            oldest = graph.op("Sub", [self.positions, graph.constant(window)], "before")
-            queries = graph.op("Unsqueeze", [oldest, graph.constant(1, 3)], "queries")
-            near = graph.op("Greater", [self.places(), queries], "near")
-            self._window_masks[window] = self.mask_of(near)
+            keys, axes, seen = self.places(), graph.constant(1, 3), list[str]()
+            if window:
+                oldest = graph.op("Sub", [self.positions, graph.constant(window)], "before")
+                seen.append(graph.op("Greater", [keys, graph.op("Unsqueeze", [oldest, axes], "queries")], "near"))
+            if causal:
+                queries = graph.op("Unsqueeze", [self.positions, axes], "queries.own")
+                seen.append(graph.op("LessOrEqual", [keys, queries], "earlier"))
+            self._window_masks[kind] = self.mask_of(seen[0] if len(seen) == 1 else graph.op("And", seen, "both"))
             graph.scope = with_scope
-        return self._window_masks[window]
+        return self._window_masks[kind]
 
     def mask_of(self, seen: str) -> str:
         graph = self.graph

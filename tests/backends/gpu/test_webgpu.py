@@ -305,6 +305,51 @@ def test_a_closed_engine_says_so(small: Package, device: Device) -> None:
         engine.open()
 
 
+def test_attention_without_new_keys_forgets_its_window(device: Device) -> None:
+    """When it does not (0.4.0), GraphVariant.shared_kv_in_windows can be true: layers read the keys of another one."""
+    from onnx import TensorProto, helper
+
+    from embedllm.backends.gpu import webgpu
+    from embedllm.backends.ort.runtime import ort
+
+    held, random = 12, np.random.default_rng(1)
+    given = {
+        "q": random.standard_normal((1, 1, 32)).astype(np.float32),
+        **dict.fromkeys("kv", np.empty((1, 0, 32), "f4")),
+    }
+    past = {name: random.standard_normal((1, 2, held, 16)).astype(np.float32) for name in ("past_k", "past_v")}
+    lengths = {"last": np.array([held - 1], np.int32), "total": np.array([held], np.int32)}
+    rows = []
+    for window in (-1, 4):  # -1: none
+        node = helper.make_node(
+            "GroupQueryAttention",
+            [*given, *past, *lengths],
+            ["out", "k_now", "v_now"],
+            domain="com.microsoft",
+            num_heads=2,
+            kv_num_heads=2,
+            local_window_size=window,
+        )
+        kinds = {**dict.fromkeys((*given, *past), TensorProto.FLOAT), **dict.fromkeys(lengths, TensorProto.INT32)}
+        arrays = {**given, **past, **lengths}
+        inputs = [helper.make_tensor_value_info(name, kind, arrays[name].shape) for name, kind in kinds.items()]
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
+        graph = helper.make_graph([node], "attention", inputs, outputs)
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+        session = webgpu.start(model, ort.SessionOptions())
+        binding, kv = session.io_binding(), [webgpu.put(array) for array in past.values()]
+        for name, array in {**given, **lengths}.items():
+            binding.bind_cpu_input(name, array)
+        for name, now, value in zip(past, ("k_now", "v_now"), kv, strict=True):
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(now, value)
+        binding.bind_output("out")
+        session.run_with_iobinding(binding)
+        rows.append(binding.get_outputs()[-1].numpy())
+    assert np.array_equal(*rows)
+
+
 def test_attention_is_causal_only(device: Device) -> None:
     """When it is not (0.4.0), Gemma 3's images need no plain operators: export/onnx/image_attention.py."""
     from onnx import TensorProto, helper
