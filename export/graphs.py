@@ -33,16 +33,13 @@ from embedllm.package.graph_variants import (
     FUSED,
     HIDDEN,
     HIDDEN_QMOE,
-    IMAGES_ON_GPU,
     IMAGES_VARIANTS,
     MTP,
     OPENVINO,
     VARIANTS,
-    VISION_ON_GPU,
     VISION_OPENVINO,
     VISION_VARIANTS,
     GraphVariant,
-    images_unsupported_on_gpus,
     qmoe_computes,
     qmoe_takes,
 )
@@ -62,7 +59,6 @@ _OF_VISION = (
 )
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _OF_IMAGES = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in IMAGES_VARIANTS)
-_OF_IMAGES_ON_GPU = {variant.name for variant in (*VISION_ON_GPU.values(), *IMAGES_ON_GPU.values())}
 _OF_HEADS = (HIDDEN, EAGLE_HIDDEN, MTP, EAGLE, *FUSED.values())
 _OF_EXPERTS = {variant.name for variant in (*VARIANTS, *_OF_HEADS) if variant.fuses_experts}
 _GRAPHS = (*_OF_TEXT, *_OF_IMAGES, *_OF_VISION)
@@ -169,8 +165,6 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
 
 def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Packing]) -> str:
     """Why a model cannot have a variant; empty when it can."""
-    if variant_name in _OF_IMAGES_ON_GPU and (reason := images_unsupported_on_gpus(decoder)):
-        return f"GPUs take no images of such a model: {reason}"
     if variant_name in _NAMES_OF_VISION:
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
     described = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *FUSED.values())

@@ -17,7 +17,7 @@ from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.images import FIRST_ID, ImageFeatures, text_and_images
 from embedllm.backends.ort.runtime import HEAVY, check_assignments, load_errors, ort
 from embedllm.backends.ort.vision import OrtVision
-from embedllm.package.graph_variants import IMAGES_ON_GPU, VISION_ON_GPU, images_unsupported_on_gpus
+from embedllm.package.graph_variants import IMAGES_ON_GPU, VISION_ON_GPU
 from embedllm.package.rope import tables
 from embedllm.package.tensors import ROPE_TABLES
 
@@ -70,8 +70,6 @@ def open_images(
     """
     if package.decoder.vision is None:
         return None, None
-    if reason := images_unsupported_on_gpus(package.decoder):
-        return None, Unsupported(reason, "use the device 'cpu' or 'openvino'")
     variant, is_bidirectional = VISION_ON_GPU[graph.variant], package.decoder.images_are_bidirectional
     needed = {FEATURES, *(ROPE_TABLES if package.decoder.rope.mrope is not None else ())}
     others = [variant.name, *([IMAGES_ON_GPU[graph.variant].name] if is_bidirectional else ())]

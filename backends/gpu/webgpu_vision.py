@@ -27,7 +27,7 @@ _UNSEEN = 3e4  # less than a float16 may have, and e to its negative is 0
 
 
 def with_plain_attention(path: Path, hidden: int, *, masked_only: bool = False) -> bytes:
-    """The graph of a file, whose attention has `hidden` values. Its weights stay where they are.
+    """The graph of a file, whose attention has `hidden` values, unless it has a scale. Its weights stay where they are.
 
     masked_only: attention without a mask stays as it is. Raises ValueError for attention with a bias.
     """
@@ -42,16 +42,20 @@ def with_plain_attention(path: Path, hidden: int, *, masked_only: bool = False) 
     for node in graph.node:
         is_plain = node.op_type == _ATTENTION and (_is_masked(node) or not masked_only)
         nodes.extend(_plain(node) if is_plain else (node,))
-    heads = {attribute.i for node in graph.node for attribute in node.attribute if attribute.name == "num_heads"}
+    attributes = [one for node in graph.node if node.op_type == _ATTENTION for one in node.attribute]
+    heads = {one.i for one in attributes if one.name == "num_heads"}
+    scales = {one.f for one in attributes if one.name == "scale"}
     kinds = {one.type.tensor_type.elem_type for one in graph.output}
     assert len(heads) == len(kinds) == 1  # an encoder's layers are alike
     assert len(masks) <= 1
+    assert len(scales) <= 1
     (count,), (kind,) = heads, kinds
+    (scale,) = scales or {1 / math.sqrt(hidden // count)}
     number = onnx.helper.tensor_dtype_to_np_dtype(kind)
     constants: dict[str, np.ndarray] = {
         "plain.heads": np.array([0, 0, count, -1]),
         "plain.joined": np.array([0, 0, -1]),
-        "plain.scale": np.array(1 / math.sqrt(hidden // count), number),
+        "plain.scale": np.array(scale, number),
         "plain.one": np.array(1, number),
         "plain.unseen": np.array(_UNSEEN, number),
         "plain.axes": np.array([1, 2]),
@@ -81,7 +85,7 @@ def _plain(node: NodeProto) -> Iterator[NodeProto]:
     from onnx import helper
 
     others = [name for place, name in enumerate(node.input) if place > 2 and place != _MASK and name]
-    if others or {attribute.name for attribute in node.attribute} != {"num_heads"}:
+    if others or {attribute.name for attribute in node.attribute} - {"num_heads", "scale"}:
         raise ValueError(f"'{node.name}' is attention with more than queries, keys, values and a mask")
     out = node.output[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from embedllm.package.architecture import Decoder, DynamicVision, Mlp, Moe, PatchPooler
+from embedllm.package.architecture import Decoder, Mlp, Moe
 from embedllm.package.packing import Packing
 
 
@@ -341,13 +341,6 @@ OPENVINO_SSM_CONTEXT = "layers.{}.ssm.context"  # what a second mixer beside att
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
 OPENVINO_PER_LAYER_INPUT = "layers.{}.per_layer_input"  # per-layer embeddings of the tokens, [B, T, size], where it is
 OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]
-
-
-def images_unsupported_on_gpus(decoder: Decoder) -> str:
-    """Why GPUs of ONNX Runtime take no images of a model that sees; empty when they do."""
-    if isinstance(decoder.vision, DynamicVision) and isinstance(decoder.vision.merger, PatchPooler):
-        return "its vision encoder is not tested there"
-    return ""
 
 
 # inputs of the encoders of images of any size, which depend on the size alone: backends/image_grid.py

@@ -209,11 +209,16 @@ class Attentions:
         return [q, none, none]
 
     def apart(self, attention: Attention, normed: str) -> list[str]:
-        """q, k and v in products of their own; q and k normed and rotated by operators of their own."""
-        q, k, v = (
-            self.products.linear(normed, [part], name)
-            for name, part in (("q", attention.q), ("k", attention.k), ("v", attention.v))
-        )
+        """q, k and v in products of their own, normed and rotated by operators of their own.
+
+        q alone where the keys and values are another layer's.
+        """
+        q = self.products.linear(normed, [attention.q], "q")
+        if attention.kv_from is not None:
+            q = self.normed_heads(q, attention.q_norm, attention.heads, attention)
+            return [self.rotated_heads(q, attention, attention.heads)]
+        k, v = (self.products.linear(normed, [part], name) for name, part in (("k", attention.k), ("v", attention.v)))
+        v = self.normed_heads(v, attention.v_norm, attention.kv_heads, attention)
         return [*self.normed_and_rotated(attention, q, k), v]
 
     def temperature(self, temperature: AttentionTemperature) -> str:

@@ -16,16 +16,17 @@ def attend_plainly(
 ) -> str:
     """Appends to the KV of that number and lets all tokens see all that is held then: [1, T, heads * D].
 
-    qkv: rotated. total: tokens that are held then, [1]; lengths: seqlens_k, total_sequence_length. bias: of scores,
-    [1, 1, T, total]; or empty.
+    qkv: rotated; q alone where an earlier layer has appended to that KV. total: tokens that are held then, [1];
+    lengths: seqlens_k, total_sequence_length. bias: of scores, [1, 1, T, total]; or empty.
     """
     assert not attention.softcap  # of all models whose images are bidirectional
     assert not attention.sinks
     size, shared = attention.head_dim, attention.heads // attention.kv_heads
     past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
-    outputs, heads = [graph.named("appended"), *present], {"num_heads": attention.heads}
-    graph.node("GroupQueryAttention", [*qkv, *past, *lengths], outputs, graph.named("append"), MICROSOFT, **heads,
-               kv_num_heads=attention.kv_heads)  # fmt: skip
+    if attention.kv_from is None:
+        outputs, heads = [graph.named("appended"), *present], {"num_heads": attention.heads}
+        graph.node("GroupQueryAttention", [*qkv, *past, *lengths], outputs, graph.named("append"), MICROSOFT, **heads,
+                   kv_num_heads=attention.kv_heads)  # fmt: skip
     bounds = graph.constant(0), total, graph.constant(2)
     keys, values = (
         graph.op("Unsqueeze", [graph.op("Slice", [x, *bounds], f"{part}.held"), graph.constant(2)], f"{part}.shared")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,8 +39,10 @@ _TEMPLATE = (
 )
 
 
-def gemma4_config(size: str = "small") -> dict[str, Any]:
-    return {"model_type": "gemma4", **GEMMA4_TOKENS, **CONFIGS[size]}
+def gemma4_config(size: str = "small", text: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """text: what is otherwise in the decoder's section."""
+    sections = CONFIGS[size]
+    return {"model_type": "gemma4", **GEMMA4_TOKENS, **sections, "text_config": {**sections["text_config"], **text}}
 
 
 def gemma4_checkpoint(folder: Path, size: str = "small", config: dict[str, Any] | None = None) -> Path:
@@ -54,6 +58,8 @@ def gemma4_checkpoint(folder: Path, size: str = "small", config: dict[str, Any] 
             tensors[name] = np.array(-bound if name.endswith("_min") else bound, np.float32)  # of no dimension
         elif name.endswith("position_embedding_table.weight"):
             tensors[name.removesuffix(".weight")] = tensors.pop(name).reshape(2, -1, values.shape[1])
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):
+            tensors[name] = values / np.float32(2)  # of scores that nothing divides: float16 would round them too much
         elif name.endswith(("std_scale", "layer_scalar")):
             tensors[name] = values + np.float32(1)
     save_file(tensors, folder / "model.safetensors")

@@ -16,15 +16,17 @@ from embedllm.export import Recipe, convert
 from embedllm.package.architecture import DynamicVision
 from embedllm.package.package import open_package
 from tests.support.dynamic_vision import dynamic_checkpoint, dynamic_image
+from tests.support.gemma4 import gemma4_checkpoint
 
 FILE = "vision.fp32.onnx"
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "gemma4"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first one has windows, whose attention has a mask."""
-    root = tmp_path_factory.mktemp(request.param)
-    return convert(dynamic_checkpoint(root / "checkpoint", request.param), root / "package", Recipe(bits=32))
+    """The first one has windows, whose attention has a mask; that of the last one has a scale of its own."""
+    checkpoint, package = (tmp_path_factory.mktemp(request.param) / name for name in ("checkpoint", "package"))
+    made = gemma4_checkpoint(checkpoint) if request.param == "gemma4" else dynamic_checkpoint(checkpoint, request.param)
+    return convert(made, package, Recipe(bits=32))
 
 
 def features(folder: Path, model: str | bytes, vision: DynamicVision) -> np.ndarray:
