@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,20 +32,13 @@ DEVICES = (
     pytest.param(Case("webgpu", exact=False, tolerance=HALF), id="webgpu, float16", marks=pytest.mark.webgpu),
     pytest.param(Case("cuda", exact=False, tolerance=HALF), id="cuda", marks=pytest.mark.gpu),
 )
-# size, and config
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "small": (
-        "small",
-        gemma4_config("small", {"sliding_window": 8}),
-    ),  # E2B and E4B: causal, per-layer embeddings, KV that layers share
-    "large": (
-        "large",
-        gemma4_config("large"),
-    ),  # 26B-A4B and 31B: tokens of an image attend to one another in layers with a window
-    "narrow": (
-        "large",
-        gemma4_config("large", {"sliding_window": 8, "num_kv_shared_layers": 3}),
-    ),  # an image is longer than the window
+CASES = {  # config.json
+    # E2B and E4B: causal, per-layer embeddings, KV that layers share
+    "small": gemma4_config("small", {"sliding_window": 8}),
+    # 26B-A4B and 31B: tokens of an image attend to one another in layers with a window
+    "large": gemma4_config("large"),
+    # the same with images longer than the window, and KV that layers share
+    "narrow": gemma4_config("large", {"sliding_window": 8, "num_kv_shared_layers": 3}),
 }
 WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
 PROMPT: tuple[DynamicImage | list[int], ...] = ([5, 6], WIDE, [7], TALL, SMALL, [8, 9, 10])
@@ -55,7 +47,9 @@ PROMPT: tuple[DynamicImage | list[int], ...] = ([5, 6], WIDE, [7], TALL, SMALL, 
 @pytest.fixture(scope="module", params=CASES)
 def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("gemma4")
-    return convert(gemma4_checkpoint(root / "checkpoint", *CASES[request.param]), root / "package", Recipe(bits=32))
+    return convert(
+        gemma4_checkpoint(root / "checkpoint", config=CASES[request.param]), root / "package", Recipe(bits=32)
+    )
 
 
 @pytest.fixture(scope="module", params=DEVICES)

@@ -19,6 +19,7 @@ from embedllm.files.atomic import write_json
 from embedllm.loading.resolve import package_folder
 from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import MANIFEST, open_package
+from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
 from tests.support.latents import mla_checkpoint
 from tests.support.vision import vision_checkpoint
 from tests.web.support.browser import Browser
@@ -156,6 +157,20 @@ def test_text_of_a_model_that_sees_is_as_on_the_desktop(
     tokens = some_tokens(40, open_package(folder).decoder.vocabulary)
     assert opened(page, web_server, folder, device)["captures"] == (device != "wasm")
     found, logits = greedy(page, tokens, steps := STEPS[device])
+    expected, first = reference(folder, tokens, steps)
+    np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
+    assert found == expected
+
+
+def test_layers_that_share_keys_keep_to_their_windows_on_webgpu(
+    page: Page, web_server: WebServer, tmp_path: Path
+) -> None:
+    """Gemma 4's E2B and E4B; its attention would not: docs/webgpu.md#faults."""
+    config = {**gemma4_config(text={"sliding_window": 8}), "vision_config": None}
+    folder = convert(gemma4_checkpoint(tmp_path / "checkpoint", config=config), tmp_path / "package", Recipe())
+    tokens = some_tokens(20, open_package(folder).decoder.vocabulary)
+    opened(page, web_server, folder, "webgpu-software")
+    found, logits = greedy(page, tokens, steps := STEPS["webgpu-software"])
     expected, first = reference(folder, tokens, steps)
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
     assert found == expected

@@ -39,7 +39,9 @@ LATER = (11, 12, 13)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("gemma4")
     with graphs_for_host():
-        return convert(gemma4_checkpoint(root / "checkpoint", *CASES[request.param]), root / "package", Recipe(bits=32))
+        return convert(
+            gemma4_checkpoint(root / "checkpoint", config=CASES[request.param]), root / "package", Recipe(bits=32)
+        )
 
 
 @pytest.fixture
