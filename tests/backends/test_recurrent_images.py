@@ -135,6 +135,11 @@ def test_an_image_that_is_gone_is_named(llm: Model) -> None:
         fed(llm, [*ids[:-1], ids[1] + (1 << 40), 7])
 
 
+def test_steps_are_captured_where_those_of_text_models_are(llm: Model) -> None:
+    """Inputs of images that nothing is bound to must not stand in the way."""
+    assert getattr(llm.runner.engine, "captures", True)
+
+
 def test_greedy_tokens_follow_the_reference(llm: Model, reference: Model, case: Case) -> None:
     if not case.exact:
         pytest.skip("random weights in float16 may choose others")
