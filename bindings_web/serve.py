@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
+from embedllm.backends.browser.engine import own_id, page_id
 from embedllm.backends.browser.javascript import call, whole_numbers
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, DeviceUnavailable, EmbedError
@@ -20,9 +21,10 @@ from embedllm.web.loading import aload
 if TYPE_CHECKING:
     from embedllm.backends.browser.engine import JsSession, WebSession
     from embedllm.generation.async_stream import AsyncStream
+    from embedllm.generation.request import Request
     from embedllm.kv_cache.sequence import CachedSequence
     from embedllm.model.model import Model
-    from embedllm.text.chat_template import JSON
+    from embedllm.text.chat_template import JSON, Message
     from embedllm.text.prompt import Prompt
 
 _NAMES = {"ValueError": "RangeError"}  # a caller's slip, here and there
@@ -66,6 +68,7 @@ class Asked:
     continue_final_message: bool = False
     response_format: Mapping[str, JSON] | None = None  # JavaScript compiles it
     conversation: int | None = None
+    images: Sequence[Mapping[str, JSON]] = ()  # of the prompt, in its order: size, and sha256 of the file
 
 
 async def open_model(url: str, parse_special: bool) -> Server | str:
@@ -83,6 +86,10 @@ class Server:
         self._model = model
         self._sequences: dict[int, CachedSequence] = {}
         self._cancel = Cancel()
+        if model.package.decoder.vision is not None:
+            from embedllm.web.images import encode_in_page  # loaded for models that see only
+
+            encode_in_page(model)
         self.name = model.name
         self.context = model.context
         self.can_chat = model.can_chat
@@ -111,11 +118,11 @@ class Server:
 
     def tokens(self, conversation: int) -> str:
         """JSON of the tokens that the conversation's session holds."""
-        return json.dumps(self._sequences[conversation].tokens)
+        return json.dumps([page_id(token) for token in self._sequences[conversation].tokens])
 
     def hold(self, conversation: int, tokens: str) -> JsSession:
         """A new session for a conversation; JavaScript puts the KV of these tokens, in JSON, into it."""
-        held = json.loads(tokens)
+        held = [own_id(token) for token in json.loads(tokens)]
         sequence = self._model.runner.sequences.new(len(held))
         session = cast("WebSession", sequence.session)
         inner = session.inner
@@ -134,7 +141,27 @@ class Server:
         self._model.close()
 
     def _stream(self, asked: Asked, cancel: Cancel, make_matcher: MakeMatcher | None) -> AsyncStream:
+        model, request = self._model, self._request(asked)
+        if make_matcher is not None:
+            matcher = call(make_matcher, whole_numbers(sorted(request.stop_tokens)))
+            request = replace(request, constraint=WebConstraint(matcher))
+        sequence = None
+        if asked.conversation is not None:
+            sequence = self._sequences.get(asked.conversation)
+            if sequence is None:
+                sequence = model.runner.sequences.new(len(request.prompt))
+                self._sequences[asked.conversation] = sequence
+        return model.runner.astream(request, cancel, sequence)
+
+    def _request(self, asked: Asked) -> Request:
         model = self._model
+        if asked.images:
+            from embedllm.web.images import opened_images, with_page_ids  # loaded for prompts with images only
+
+            prompt = opened_images(cast("Sequence[Message]", asked.prompt), asked.images)
+            request = with_page_ids(self._request(replace(asked, prompt=prompt, images=())))
+            model.runner.check(request)  # which lets its images be fed
+            return request
         request = model.request(
             asked.prompt,
             replace(model.sampling, **_sampling(asked.sampling)),  # type: ignore[arg-type]  # Sampling checks them
@@ -148,17 +175,7 @@ class Server:
             continue_final_message=asked.continue_final_message,
             special=asked.special,
         )
-        request = replace(request, reader=None, kept=frozenset())  # the page is given the reply as it is written
-        if make_matcher is not None:
-            matcher = call(make_matcher, whole_numbers(sorted(request.stop_tokens)))
-            request = replace(request, constraint=WebConstraint(matcher))
-        sequence = None
-        if asked.conversation is not None:
-            sequence = self._sequences.get(asked.conversation)
-            if sequence is None:
-                sequence = model.runner.sequences.new(len(request.prompt))
-                self._sequences[asked.conversation] = sequence
-        return model.runner.astream(request, cancel, sequence)
+        return replace(request, reader=None, kept=frozenset())  # the page is given the reply as it is written
 
 
 def asked(text: str) -> Asked:

@@ -27,6 +27,7 @@ ENTRIES = (
     "embedllm",
     "embedllm.web.public",
     "embedllm.web.loading",
+    "embedllm.images.prompt",
     "embedllm.text.jinja_sandbox",
     "embedllm.package.architecture_json",
 )

@@ -12,6 +12,7 @@ from embedllm.backends.browser.javascript import (
     call,
     check_can_wait,
     end_of,
+    large_numbers,
     settled,
     started,
     text_or_none,
@@ -21,9 +22,11 @@ from embedllm.backends.browser.javascript import (
 )
 from embedllm.backends.browser.logits import JsRow, listed_row
 from embedllm.backends.checks import check_rewind, check_tokens
+from embedllm.backends.images import FIRST_ID, ImageFeatures
 from embedllm.backends.sessions.topk_logits import ListedRow
 from embedllm.package.package import Package
 
+_PAGE_FIRST_ID = 1 << 52  # FIRST_ID as JavaScript has it, whose whole numbers end at 2 ** 53
 _AWAIT = "'await llm.agenerate(...)', 'async for chunk in llm.astream(...)' or 'await conversation.asay(...)'"
 
 
@@ -72,6 +75,16 @@ def device_of(device: JsDevice) -> Device:
     )
 
 
+def page_id(token: int) -> int:
+    """A token's id as JavaScript has it, where images have others (bindings_web/src/images/features.js)."""
+    return token if token < FIRST_ID else token - FIRST_ID + _PAGE_FIRST_ID
+
+
+def own_id(token: int) -> int:
+    """The id that page_id() is of."""
+    return token if token < _PAGE_FIRST_ID else token - _PAGE_FIRST_ID + FIRST_ID
+
+
 class WebEngine:
     """A model that JavaScript has loaded."""
 
@@ -81,6 +94,7 @@ class WebEngine:
         self.chunk = engine.chunk
         self.remedy = LARGER_EXPORT
         self.vocabulary = package.decoder.vocabulary
+        self.images: ImageFeatures | None = None  # where JavaScript encodes those of prompts
         self.feeding: set[WebSession] = set()  # their feeds are under way; what they use is not closed before
         self._engine: JsEngine | None = engine
         self._is_closed = False
@@ -188,13 +202,15 @@ class WebSession:
         if self._session is None or self._is_closed:
             raise ValueError("this session was closed")
         engine = self._engine
-        check_tokens(tokens, self.position, vocabulary=engine.vocabulary, limit=engine.context, remedy=engine.remedy)
+        check_tokens(tokens, self.position, vocabulary=engine.vocabulary, limit=engine.context, remedy=engine.remedy,
+                     images=engine.images)  # fmt: skip
         if self._is_stopping:
             raise Interrupted
         self._fed += 1
         session = self.inner
         with translating():
-            self._promise = promise = started(session.feed(whole_numbers(tokens)))
+            given = whole_numbers(tokens) if max(tokens) < FIRST_ID else large_numbers([*map(page_id, tokens)])
+            self._promise = promise = started(session.feed(given))
         engine.feeding.add(self)
         return promise
 

@@ -60,6 +60,11 @@ def whole_numbers(values: Sequence[int]) -> JsValue:
     return to_js(array("i", values))
 
 
+def large_numbers(values: Sequence[int]) -> JsValue:
+    """A Float64Array of whole numbers."""
+    return to_js(array("d", values))
+
+
 def real_numbers(values: Sequence[float]) -> JsValue:
     """A Float32Array."""
     return to_js(values if isinstance(values, array) and values.typecode == "f" else array("f", values))

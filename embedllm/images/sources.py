@@ -43,11 +43,15 @@ class ImageSource:
 def open_image(image: object) -> ImageSource:
     """An image in any form that Python code may give; see ImageLike. A text is a data URL, never a path.
 
+    A page's JavaScript has opened those of its messages already, which stay as they are.
+
     So no request of another program, which is JSON, can name a file: a path is a pathlib.Path.
 
     Raises ValueError for what is no image or exceeds the limits, TypeError for another type, OSError for a file that
     cannot be read, MissingPart without Pillow.
     """
+    if isinstance(image, ImageSource):
+        return image
     if isinstance(image, str):
         return _encoded(data_url_bytes(image))
     if isinstance(image, bytes | bytearray | memoryview):

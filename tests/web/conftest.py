@@ -73,3 +73,33 @@ def web_server() -> Iterator[WebServer]:
     roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/samples": ROOT / "samples" / "web"}
     with WebServer({**roots, "/node_modules": found.node_modules() or web / "node_modules"}) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def python_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheels that the engine "python" loads."""
+    from tests.web.test_python import template_engine  # not before its asserts are rewritten
+    from tools import make_web_wheel
+
+    folder = tmp_path_factory.mktemp("python")
+    make_web_wheel.main(folder).rename(folder / "embedllm.whl")
+    template_engine(folder / "jinja.whl")
+    return folder
+
+
+@pytest.fixture
+def places(web_server: WebServer, python_folder: Path, node_modules: Path) -> dict[str, str]:
+    """The addresses of all libraries, on this machine."""
+    from tests.web.test_engine import urls
+
+    if not (node_modules / "pyodide").is_dir():
+        pytest.skip("Pyodide is not here; install it with: cd bindings_web && npm ci")
+    modules, python = f"{web_server.url}/node_modules", web_server.serve("/python", python_folder)
+    return {
+        **urls(web_server),
+        "jinja": f"{modules}/@huggingface/jinja/dist/index.js",
+        "pyodide": f"{modules}/pyodide/pyodide.mjs",
+        "wheel": f"{python}/embedllm.whl",
+        "jinja2": f"{python}/jinja.whl",
+        "markupsafe": f"{python}/jinja.whl",
+    }

@@ -13,9 +13,6 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import recall_probes
 from tests.web.support.server import WebServer
-from tests.web.test_engine import urls
-from tests.web.test_python import template_engine
-from tools import make_web_wheel
 
 pytestmark = pytest.mark.browser
 
@@ -70,30 +67,6 @@ await writable.write(bytes);
 await writable.close();
 """
 )
-
-
-@pytest.fixture(scope="module")
-def python_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("python")
-    make_web_wheel.main(folder).rename(folder / "embedllm.whl")
-    template_engine(folder / "jinja.whl")
-    return folder
-
-
-@pytest.fixture
-def places(web_server: WebServer, python_folder: Path, node_modules: Path) -> dict[str, str]:
-    """The addresses of all libraries, on this machine."""
-    if not (node_modules / "pyodide").is_dir():
-        pytest.skip("Pyodide is not here; install it with: cd bindings_web && npm ci")
-    modules, python = f"{web_server.url}/node_modules", web_server.serve("/python", python_folder)
-    return {
-        **urls(web_server),
-        "jinja": f"{modules}/@huggingface/jinja/dist/index.js",
-        "pyodide": f"{modules}/pyodide/pyodide.mjs",
-        "wheel": f"{python}/embedllm.whl",
-        "jinja2": f"{python}/jinja.whl",
-        "markupsafe": f"{python}/jinja.whl",
-    }
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ const FIRST = 256; // tokens; a capacity is this, doubled as often as it takes
 export class Session {
   /** tokens held */
   position = 0;
-  /** which they are: images among them may move positions; kept by who feeds them @type {readonly number[]} */
+  /** which they are, at least: images among them may move positions @type {number[]} */
   held = [];
   #steps;
   #limits;
@@ -81,6 +81,8 @@ export class Session {
           row = /** @type {Float32Array<ArrayBuffer>} */ (await run);
         }
         this.position = start + tokens.length;
+        this.held.length = start;
+        for (const token of all) this.held.push(token);
         this.#draws = known;
         return (this.#row = new ArrayLogits(row));
       } catch (error) {

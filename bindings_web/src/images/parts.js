@@ -9,6 +9,12 @@ export const isImagePart = (part) => KINDS.includes(part?.type);
 export const hasImages = (prompt) =>
   Array.isArray(prompt) && prompt.some((message) => Array.isArray(message?.content) && message.content.some(isImagePart));
 
+/** Whether a model's images are read here. @param {import("../worker/load_model.js").Loaded} loaded */
+export async function takesImages({ manifest }) {
+  const { architecture } = /** @type {any} */ (manifest);
+  return Boolean(architecture?.vision) && !(await import("./support.js")).imagesRefusal(architecture);
+}
+
 /**
  * Messages with their images as data URLs, which can be posted and stored.
  *

@@ -19,8 +19,9 @@ import { imagesRefusal } from "./support.js";
  * @import { WholeImages } from "./whole_images.js"
  * @typedef {ReturnType<typeof import("./any_size.js").openProcessor> | import("./processor.js").TilingProcessor |
  *   import("./fixed_size.js").FixedSizeProcessor} Processor
- * @typedef {Prepared & {text: string}} Image text: what takes its place in the prompt
  * @typedef {{width: number, height: number}} Size
+ * @typedef {Size & {digest: string}} Source digest: sha256 of the file
+ * @typedef {Prepared & {text: string, source: Source}} Image text: what takes its place in the prompt
  */
 
 const WEIGHTS = "weights.safetensors";
@@ -115,6 +116,17 @@ export class ModelImages {
   }
 
   /**
+   * As split(), for Python, which writes the prompt: the images may be fed from now on.
+   *
+   * @param {readonly Message[]} messages @returns {Promise<{shown: readonly any[], images: Source[]}>}
+   */
+  async described(messages) {
+    const { shown, images } = await this.split(messages);
+    this.#features.set(images);
+    return { shown, images: images.map(({ source }) => source) };
+  }
+
+  /**
    * The tokens of what a chat template wrote, with the ids of the images, which may be fed from now on.
    *
    * A placeholder's text in a message is only text. Throws TemplateError where the template writes more or less of them.
@@ -169,7 +181,7 @@ export class ModelImages {
     if (this.#sizes.size > MOST_SIZES) this.#sizes.delete(/** @type {string} */ (this.#sizes.keys().next().value));
     const tokens = this.#processor.tokenCount(width, height);
     return {
-      first: firstId(hash, tokens), tokens,
+      first: firstId(hash, tokens), tokens, source: { digest: hash, width, height },
       grid: this.#processor.grid(width, height),
       text: this.#processor.promptText(width, height),
       tiles: async () => made ?? tiles(),

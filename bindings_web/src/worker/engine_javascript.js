@@ -3,7 +3,7 @@
 import { ChatTemplate } from "../package/chat_template.js";
 import { ContentMarks } from "../package/content_marks.js";
 import { TemplateError } from "../errors.js";
-import { hasImages } from "../images/parts.js";
+import { hasImages, takesImages } from "../images/parts.js";
 import { Grammars } from "../grammar/cache.js";
 import { loadLibrary } from "../libraries.js";
 import { Sampling } from "../sampling/options.js";
@@ -78,10 +78,7 @@ class Model {
   /** Loads what the chat template needs besides, and asks whether the model takes images here. */
   async prepare() {
     await this.#template?.prepare();
-    const architecture = /** @type {any} */ (this.#loaded.manifest.architecture);
-    if (!architecture?.vision) return;
-    const { imagesRefusal } = await import("../images/support.js");
-    this.about.takesImages = !imagesRefusal(architecture);
+    this.about.takesImages = await takesImages(this.#loaded);
   }
 
   /** @param {Reply} reply @param {Replying} replying */

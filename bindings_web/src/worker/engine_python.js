@@ -2,7 +2,7 @@
 
 import { EmbedError } from "../errors.js";
 import { Grammars } from "../grammar/cache.js";
-import { hasImages } from "../images/parts.js";
+import { hasImages, takesImages } from "../images/parts.js";
 import { libraryUrl, loadBytes, loadLibrary } from "../libraries.js";
 import { remade } from "./protocol.js";
 
@@ -13,6 +13,7 @@ import { remade } from "./protocol.js";
  * @import { Urls } from "../libraries.js"
  * @import { Chunk, Load, Reply } from "./protocol.js"
  * @import { Opened, Opening, Replying } from "./request_server.js"
+ * @import { ModelImages, Source } from "../images/prompt.js"
  * @import { Session } from "../engine/session.js"
  * @typedef {{load: (url: string, options?: Options) => Promise<Loaded>}} Bridge
  */
@@ -29,8 +30,6 @@ import { remade } from "./protocol.js";
 
 const BRIDGE = "embedllm_bridge"; // as bindings_web/bridge.py looks for it
 const STARTED = { file: "python", phase: /** @type {const} */ ("compile"), total: 1 };
-
-const NO_IMAGES = "the engine 'python' takes no images; load the model with {engine: 'javascript'}.";
 
 /** @type {Promise<any> | null} */
 let starting = null; // Python's module serve.py; one Pyodide for all models of a worker
@@ -59,7 +58,8 @@ export async function openPython(bridge, { url, device, threads, urls, parse_spe
     current = loading; // Python's to close from now on
     const found = await awaited(serve.open_model(url, parse_special === true));
     if (typeof found === "string") throw signal.aborted ? signal.reason : remade(JSON.parse(found));
-    return opened(found, await loading, opening);
+    const loaded = await loading;
+    return opened(found, loaded, opening, await takesImages(loaded));
   } catch (error) {
     if (current === null) void loading.then(({ engine }) => engine.close(), () => {});
     throw error;
@@ -72,16 +72,27 @@ export async function openPython(bridge, { url, device, threads, urls, parse_spe
  * @param {Server} server
  * @param {Loaded} loaded
  * @param {Opening} opening
+ * @param {boolean} takesImages
  * @returns {Opened}
  */
-function opened(server, { device, refused, engine, texts, kind, untried }, { onLost }) {
+function opened(server, loaded, { onLost }, takesImages) {
+  const { device, refused, engine, texts, kind, untried } = loaded;
   const grammars = new Grammars(texts);
+  /** @type {ModelImages | null} */
+  let images = null;
+  /** A request with what Python needs to know of its images. @param {Reply} reply */
+  const withImages = async (reply) => {
+    const { ModelImages } = await import("../images/prompt.js");
+    images ??= await ModelImages.open(loaded);
+    const { shown, images: found } = await images.described(/** @type {any} */ (reply.prompt));
+    return /** @type {Reply & {images: Source[]}} */ ({ ...reply, prompt: shown, images: found });
+  };
   engine.onLost = onLost;
   return {
-    about: { name: server.name, context: server.context, canChat: server.can_chat, takesImages: false, device, refused, untried },
+    about: { name: server.name, context: server.context, canChat: server.can_chat, takesImages, device, refused, untried },
     kind,
     async reply(reply, replying) {
-      if (hasImages(reply.prompt)) throw new EmbedError(NO_IMAGES);
+      if (hasImages(reply.prompt)) reply = await withImages(reply);
       const make = await grammars.maker(reply.response_format);
       if (engine.captures) reply = await foreseen(reply, engine, texts, make !== null);
       try {
@@ -94,7 +105,7 @@ function opened(server, { device, refused, engine, texts, kind, untried }, { onL
       const session = server.session(conversation);
       return session ? { session, tokens: JSON.parse(server.tokens(conversation)) } : null;
     },
-    hold: (conversation, tokens) => server.hold(conversation, JSON.stringify(tokens)),
+    hold: (conversation, tokens) => Object.assign(server.hold(conversation, JSON.stringify(tokens)), { held: [...tokens] }),
     forget: (conversation) => server.forget(conversation),
     close() {
       server.close();

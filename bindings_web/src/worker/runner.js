@@ -31,7 +31,8 @@ class CachedSequence {
   /** @param {Session} session @param {number[]} [tokens] */
   constructor(session, tokens = []) {
     this.session = session;
-    this.tokens = session.held = tokens;
+    this.tokens = tokens;
+    session.held = [...tokens];
   }
 
   /** @param {readonly number[]} tokens */
