@@ -1,17 +1,18 @@
 // What images of any size take, beside what those in tiles do: loaded with the first image of a model that reads such.
 
 import { DynamicSizeProcessor } from "./dynamic_size.js";
-import { PixtralProcessor } from "./pixtral.js";
+import { pixtralRule } from "./pixtral.js";
+import { qwenRule } from "./qwen_vl.js";
 import { Settings } from "./settings.js";
 
 export { ImagePlaces } from "./places.js";
 
-/** By the name in transformers. */
-const PROCESSORS = {
-  PixtralProcessor,
-  Qwen2VLProcessor: DynamicSizeProcessor,
-  Qwen2_5_VLProcessor: DynamicSizeProcessor,
-  Qwen3VLProcessor: DynamicSizeProcessor,
+/** By the name of the processor in transformers. */
+const RULES = {
+  PixtralProcessor: pixtralRule,
+  Qwen2VLProcessor: qwenRule,
+  Qwen2_5_VLProcessor: qwenRule,
+  Qwen3VLProcessor: qwenRule,
 };
 
 /**
@@ -22,6 +23,7 @@ const PROCESSORS = {
  */
 export function openProcessor(texts, vision, named) {
   const settings = new Settings(texts);
-  settings.checkProcessor(Object.keys(PROCESSORS));
-  return new PROCESSORS[/** @type {keyof typeof PROCESSORS} */ (settings.processor)](settings, vision, named);
+  settings.checkProcessor(Object.keys(RULES));
+  const rule = RULES[/** @type {keyof typeof RULES} */ (settings.processor)](settings, vision, named);
+  return new DynamicSizeProcessor(settings, vision, rule);
 }
