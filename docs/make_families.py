@@ -54,7 +54,8 @@ weights are part of the tests.
   activations between layers, not the KV cache. Calibrated methods, mixed precision by size and value rotation refuse
   PLE, AltUp and KV sharing.
 - **Attention logit soft-capping** (Gemma 2) and **attention sinks** take a slower attention kernel of ONNX Runtime. On
-  OpenVINO, soft-capping runs without a paged KV cache, so that concurrent requests take turns.
+  OpenVINO, soft-capping runs without a paged KV cache, so that concurrent requests take turns. `webgpu` refuses it: its
+  attention leaves it out.
 - **MXFP4 experts** (gpt-oss) are dequantized and quantized again like other weights. 8 bits are lossless; 4 bits add an
   error of 7% to the 11% of MXFP4 itself ([numerics.md](numerics.md#mxfp4)).
 - **Multi-head latent attention (MLA)** (DeepSeek, GLM 4.7 Flash, MiniCPM3): on `cpu` the KV cache holds the latent of a

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from embedllm.backends.base import Unsupported
 from embedllm.backends.driver import DeviceFamily, Driver
 from embedllm.backends.ort.providers import SWAP_BUILDS, Provider, source
+from embedllm.package.architecture import Decoder
 from embedllm.package.graph_variants import DIRECTML as DIRECTML_GRAPH
 from embedllm.package.graph_variants import EXTERNAL, FLOAT16, GPU_FLOAT32, QMOE_FLOAT16, WEBGPU_FLOAT16
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device, Engine, OpenOptions
     from embedllm.backends.ort.external_graph.placement import Placement
+    from embedllm.package.package import Package
 
 CUDA = Provider(
     device="cuda",
@@ -89,6 +92,16 @@ def _open_webgpu(options: OpenOptions) -> Engine:
     return WebGpuEngine(options.package, options.require_graph(), options.device)
 
 
+def _unsupported_on_webgpu(package: Package, kv: str | None) -> Unsupported | None:
+    decoder = package.architecture
+    if not isinstance(decoder, Decoder) or not any(attention.softcap for attention in decoder.attentions):
+        return None
+    return Unsupported(
+        f"attention of '{package.name}' has logit soft-capping, which WebGPU's attention leaves out",
+        "use another device",
+    )
+
+
 def _open_directml(options: OpenOptions) -> Engine:
     if _is_external(options):
         from embedllm.backends.gpu.external_placement import on_directml
@@ -141,6 +154,7 @@ DRIVER = Driver(
                 recurrent=True,
                 state_places=5,  # webgpu_states.py
             ),
+            unsupported_package=_unsupported_on_webgpu,  # docs/webgpu.md#faults
             python_package=WEBGPU.module,
             version=WEBGPU.version,
         ),

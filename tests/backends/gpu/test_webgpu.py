@@ -350,23 +350,42 @@ def test_attention_without_new_keys_forgets_its_window(device: Device) -> None:
     assert np.array_equal(*rows)
 
 
-def test_attention_is_causal_only(device: Device) -> None:
-    """When it is not (0.4.0), Gemma 3's images need no plain operators: export/onnx/image_attention.py."""
+def attention_node(**attributes: float) -> bytes:
+    """A graph of one attention of two heads over two tokens behind three."""
     from onnx import TensorProto, helper
 
-    from embedllm.backends.gpu import webgpu
-    from embedllm.backends.ort.runtime import ort
-
     shapes = {"q": [1, 2, 32], "k": [1, 2, 32], "v": [1, 2, 32], "past_k": [1, 2, 8, 16], "past_v": [1, 2, 8, 16]}
-    lengths = {"last": np.array([4], np.int32), "total": np.array([5], np.int32)}
-    names = ["out", "k_now", "v_now"]
-    node = helper.make_node("GroupQueryAttention", [*shapes, *lengths], names, domain="com.microsoft", num_heads=2,
-                            kv_num_heads=2, causal=0)  # fmt: skip
+    node = helper.make_node("GroupQueryAttention", [*shapes, "last", "total"], ["out", "k_now", "v_now"],
+                            domain="com.microsoft", num_heads=2, kv_num_heads=2)  # fmt: skip
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in lengths]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("last", "total")]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
     graph = helper.make_graph([node], "attention", inputs, outputs)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+
+
+def test_attention_still_leaves_out_soft_capping(device: Device) -> None:
+    """When this fails, the plug-in caps: backends/gpu/driver.py need not refuse models that want it."""
+    from embedllm.backends.gpu import webgpu
+    from embedllm.backends.ort.runtime import ort
+
+    random = np.random.default_rng(2)
+    given = {name: 3 * random.standard_normal((1, 2, 32)).astype(np.float32) for name in "qkv"}
+    given |= {name: 3 * random.standard_normal((1, 2, 8, 16)).astype(np.float32) for name in ("past_k", "past_v")}
+    given |= {"last": np.array([4], np.int32), "total": np.array([5], np.int32)}
+    capped, plain = (
+        np.asarray(webgpu.start(attention_node(**cap), ort.SessionOptions()).run(["out"], given)[0])
+        for cap in ({"softcap": 0.5}, {})
+    )
+    np.testing.assert_array_equal(capped, plain)
+
+
+def test_attention_is_causal_only(device: Device) -> None:
+    """When it is not (0.4.0), Gemma 3's images need no plain operators: export/onnx/image_attention.py."""
+    from embedllm.backends.gpu import webgpu
+    from embedllm.backends.ort.runtime import ort
+
     with pytest.raises(Exception, match="causal=0 is not implemented"):
-        webgpu.start(model, ort.SessionOptions())
+        webgpu.start(attention_node(causal=0), ort.SessionOptions())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from embedllm.backends.base import Device
+from embedllm.backends.devices.drivers import find_family
+from embedllm.backends.devices.support import package_unsupported
 from embedllm.backends.gpu import webgpu
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.ort import plugins
@@ -17,6 +20,10 @@ from embedllm.backends.ort.plugins import Library, ProviderDevice
 from embedllm.backends.system import vulkan
 from embedllm.backends.system.vulkan import Adapter
 from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.export import Recipe
+from embedllm.package.package import open_package
+from tests.support.decoder_cases import CASES, plain
+from tests.support.described import described_package
 
 GPU = ProviderDevice(
     provider="WebGpuExecutionProvider", version="0.4.0", kind="GPU", vendor="Intel", vendor_id=0x8086, device_id=0x56A0,
@@ -152,3 +159,15 @@ def test_the_check_of_attention_passes_where_it_is_right_and_fails_where_it_is_n
     right = webgpu_attention_check._attention
     monkeypatch.setattr(webgpu_attention_check, "_attention", lambda q, k, v: right(q, k, v) + np.float32(0.01))
     assert not attends_to_many(lambda options: options.add_provider("CPUExecutionProvider", {}))
+
+
+@pytest.mark.parametrize(("case", "reason"), [("softcap", "has logit soft-capping, which WebGPU"), ("sinks", None)])
+def test_models_whose_attention_caps_its_scores_are_refused(case: str, reason: str | None, tmp_path: Path) -> None:
+    """test_webgpu.py tells when the plug-in does it."""
+    folder = described_package(
+        tmp_path / "package", CASES[case](plain()), Recipe(method="nearest"), variant="gpu-float32"
+    )
+    family = find_family("webgpu")
+    assert family is not None
+    found = package_unsupported(open_package(folder), family, kv=None)
+    assert (found is None) if reason is None else (found is not None and reason in found.reason)
