@@ -26,6 +26,9 @@ from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import Package, open_package
+from tests.support.decoder_cases import CASES as DECODERS
+from tests.support.decoder_cases import VOCABULARY, plain
+from tests.support.described import described_package
 from tests.support.recurrent_checks import differences
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
@@ -375,11 +378,29 @@ def test_attention_still_leaves_out_soft_capping(device: Device) -> None:
     given = {name: 3 * random.standard_normal((1, 2, 32)).astype(np.float32) for name in "qkv"}
     given |= {name: 3 * random.standard_normal((1, 2, 8, 16)).astype(np.float32) for name in ("past_k", "past_v")}
     given |= {"last": np.array([4], np.int32), "total": np.array([5], np.int32)}
-    capped, plain = (
+    capped, uncapped = (
         np.asarray(webgpu.start(attention_node(**cap), ort.SessionOptions()).run(["out"], given)[0])
         for cap in ({"softcap": 0.5}, {})
     )
-    np.testing.assert_array_equal(capped, plain)
+    np.testing.assert_array_equal(capped, uncapped)
+
+
+@pytest.mark.parametrize(("case", "captured"), [
+    ("partial rotary embedding", True), ("learned position embeddings", True), ("attention temperature", True),
+    ("sinks, window, scale", False), ("kv sharing, window, rope outside attention", False)])  # fmt: skip
+def test_fields_that_read_positions_follow_the_reference(
+    case: str, captured: bool, open_engine: Opens, tmp_path: Path
+) -> None:
+    """A field of a description in a tiny model: what attention itself does not do is done beside it."""
+    folder = described_package(tmp_path / "package", DECODERS[case](plain()), Recipe(method="nearest"), variant=FLOAT32)
+    engine, tokens = open_engine(package := open_package(folder)), random_tokens(3, 40, VOCABULARY)
+    assert engine.captures is captured
+    expected, session = ReferenceEngine(package).open().feed_all(tokens), engine.open()
+    np.testing.assert_allclose(session.feed_all(tokens), expected, atol=TINY_ATOL[FLOAT32], rtol=0)
+    session.rewind(10)
+    np.testing.assert_allclose([row(session, [one]) for one in tokens[10:]], expected[10:], atol=TINY_ATOL[FLOAT32],
+                               rtol=0)  # fmt: skip
+    session.close()
 
 
 def test_attention_is_causal_only(device: Device) -> None:
