@@ -239,7 +239,7 @@ def test_a_run_reads_a_place_and_writes_the_next_one_alone(delta: Loaded) -> Non
     for place, arrays in enumerate(marked):
         states.write(place, [delta.captured.place(array) for array in arrays])
     step = buffers.steps[PLACES - 1]  # writes the first
-    delta.captured.session.run_with_iobinding(step.binding, step.options)
+    step.run()
     for place, arrays in enumerate(marked):
         same = [np.array_equal(delta.captured.read(value), array)
                 for value, array in zip(states.copies(place), arrays, strict=True)]  # fmt: skip
