@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 ENTRIES = (
     "embedllm",
     "embedllm.web.public",
-    "embedllm.web.loading",
+    "embedllm.web.preload",
     "embedllm.images.prompt",
     "embedllm.text.jinja_sandbox",
     "embedllm.package.architecture_json",

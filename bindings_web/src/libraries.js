@@ -3,6 +3,7 @@
 import { EmbedError } from "./errors.js";
 
 const NPM = "https://cdn.jsdelivr.net/npm";
+const PYODIDE = "https://cdn.jsdelivr.net/pyodide/v314.0.7/full";
 
 /** The addresses that are used when a page gives no others, at the versions of package.json. */
 const DEFAULTS = {
@@ -13,8 +14,8 @@ const DEFAULTS = {
   probe: `${NPM}/embedllm-web@0.1.0/probe/`, // a tiny model with known answers; only for GPUs
   pyodide: `${NPM}/pyodide@314.0.7/pyodide.mjs`, // this and what follows: only for the engine "python"
   wheel: `${NPM}/embedllm-web@0.1.0/python/embedllm-0.1.0-py3-none-any.whl`,
-  jinja2: "", // wheels; empty: the packages of Pyodide's own distribution
-  markupsafe: "",
+  jinja2: `${PYODIDE}/jinja2-3.1.6-py3-none-any.whl`, // this and the next: of Pyodide's own distribution
+  markupsafe: `${PYODIDE}/markupsafe-3.0.3-cp314-cp314-pyemscripten_2026_0_wasm32.whl`,
 };
 
 /** @type {Set<string>} */
@@ -24,7 +25,7 @@ const FOLDERS = new Set(["onnxruntime", "probe"]);
 
 /**
  * Addresses in place of the usual ones. wheel: embedllm's for browsers. jinja2 and markupsafe: wheels that Python's
- * chat templates need; without both, Pyodide fetches them from where its distribution is.
+ * chat templates need.
  *
  * @typedef {Partial<Record<LibraryName, string>>} Urls
  */

@@ -21,7 +21,7 @@ LIMITS = {
     "WebGPU": 37_000,
     "WebAssembly": 4_000,
     "saved conversations": 6_000,
-    "Python": 4_700,
+    "Python": 6_100,
     "JavaScript": 60_000,  # what a first reply waits for
     "tools": 3_600,
     "trial of devices": 2_500,

@@ -4,6 +4,7 @@
 //   embedllm/files/SHA256.part   the beginning of one
 //   embedllm/models/KEY.json     what is known of a model (store.js)
 //   embedllm/conversations/KEY   a saved one (saved_conversations.js)
+//   embedllm/python/snapshot     Pyodide's memory (worker/python_snapshot.js)
 
 /**
  * The beginning of a file, being written. Only one can be open for a name.
@@ -31,7 +32,7 @@
 
 /**
  * The place for this page's files, and why it is not the disk if it is not.
- * @param {"files" | "conversations"} [kept]
+ * @param {"files" | "conversations" | "python"} [kept]
  * @returns {Promise<{place: Place, reason: string}>}
  */
 export async function openPlace(kept = "files") {
@@ -45,7 +46,7 @@ export async function openPlace(kept = "files") {
 
 /**
  * One of the folders; made again when the browser removed what this site stored.
- * @param {"files" | "conversations" | "models"} name
+ * @param {"files" | "conversations" | "python" | "models"} name
  */
 async function folder(name) {
   let found = await navigator.storage.getDirectory();
@@ -58,7 +59,7 @@ async function folder(name) {
   return found;
 }
 
-/** @param {"files" | "conversations"} kept @returns {Place} */
+/** @param {"files" | "conversations" | "python"} kept @returns {Place} */
 function disk(kept) {
   return {
     isDisk: true,

@@ -3,14 +3,14 @@
 import { EmbedError } from "../errors.js";
 import { Grammars } from "../grammar/cache.js";
 import { hasImages, takesImages } from "../images/parts.js";
-import { libraryUrl, loadBytes, loadLibrary } from "../libraries.js";
 import { remade } from "./protocol.js";
+import { startPython } from "./python_start.js";
 
 /**
  * @import { Engine } from "../engine/engine.js"
  * @import { Loaded, Options } from "./load_model.js"
- * @import { MakeMatcher } from "../grammar/cache.js"
  * @import { Urls } from "../libraries.js"
+ * @import { MakeMatcher } from "../grammar/cache.js"
  * @import { Chunk, Load, Reply } from "./protocol.js"
  * @import { Opened, Opening, Replying } from "./request_server.js"
  * @import { ModelImages, Source } from "../images/prompt.js"
@@ -47,10 +47,10 @@ let current = null;
 export async function openPython(bridge, { url, device, threads, urls, parse_special }, opening) {
   const { onProgress, signal } = opening;
   onProgress({ ...STARTED, loaded: 0 });
-  starting ??= start(urls);
-  starting.catch(() => (starting = null)); // so that another load tries again
   const loading = bridge.load(url, { device, threads, urls, onProgress, signal }); // beside it
   loading.catch(() => {}); // Python tells of it
+  starting ??= start(urls, loading);
+  starting.catch(() => (starting = null)); // so that another load tries again
   try {
     const serve = await starting;
     signal.throwIfAborted();
@@ -179,29 +179,11 @@ function chunkOf([text, token, logprob, top, reason, by, prompt_tokens, cached_t
   };
 }
 
-/** Starts Pyodide with embedllm in it. @param {Urls} urls */
-async function start(urls) {
-  const [{ loadPyodide }, wheel] = await Promise.all([loadLibrary("pyodide", urls), loadBytes("wheel", urls)]);
-  const folder = new URL(".", libraryUrl("pyodide", urls));
-  // Pyodide finds a folder on disk, of Node, by itself only
-  const python = await loadPyodide(folder.protocol === "file:" ? {} : { indexURL: folder.href });
-  python.unpackArchive(wheel, "wheel");
-  if (libraryUrl("jinja2", urls)) {
-    for (const name of /** @type {const} */ (["markupsafe", "jinja2"])) {
-      python.unpackArchive(await loadBytes(name, urls), "wheel");
-    }
-  } else {
-    await python.loadPackage("jinja2", { messageCallback: () => {}, errorCallback: refusePackage });
-  }
+/** Python's module serve.py. @param {Urls} urls @param {Promise<unknown>} loading */
+async function start(urls, loading) {
+  const python = await startPython(urls, loading);
   python.registerJsModule(BRIDGE, { load: () => current }); // progress and cancelling need no way through Python
   return python.pyimport("embedllm.web.serve");
-}
-
-/** @param {string} message */
-function refusePackage(message) {
-  throw new EmbedError(
-    `Pyodide cannot load jinja2 (${message}). Check the network, or give wheels: urls: {jinja2: ..., markupsafe: ...}.`,
-  );
 }
 
 /** The result of a coroutine of Python's. @param {any} coroutine */
