@@ -262,6 +262,10 @@ class WebGpuEngine:
         session = None
         try:
             self.guesser = Guesser(self, start)
+            buffers = self.take(0)  # those of the session that warmed up
+            self.give_back(buffers)
+            if isinstance(buffers, StepBuffers) and (failure := buffers.guess().run.failure):
+                raise DeviceError(failure)
             session = CapturedSession(self, 0)
             check_guesses(session, list(range(min(SAFE, self.context // 2, self.package.decoder.vocabulary))))
             return self.guesser
