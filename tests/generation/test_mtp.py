@@ -25,32 +25,23 @@ from embedllm.export.mtp import add_mtp
 from embedllm.generation.speculation.draft_head import HeadDrafter
 from embedllm.package.package import WEIGHTS, open_package
 from tests.support.draft_heads import make_drafts_free, opened_head, row
-from tests.support.mtp_heads import add_head, torch_logits
+from tests.support.mtp_heads import CHECKPOINTS, add_head, package_with_head, torch_logits
 from tests.support.tiny import tiny_checkpoint
-from tests.support.tiny_nextn import LAYERS, tiny_deepseek_v3, tiny_glm4_moe, tiny_glm4_moe_lite
-from tests.support.tiny_recurrent import tiny_qwen3_5
+from tests.support.tiny_nextn import LAYERS, tiny_glm4_moe, tiny_glm4_moe_lite
 
 TOKENS = [5, 6, 7, 8, 9, 40, 41, 42, 43]
 GREEDY = Sampling(temperature=0)
-CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
-    "qwen3": lambda folder: add_head(tiny_checkpoint(folder), layer=0),
-    "qwen3_5": lambda folder: add_head(tiny_qwen3_5(folder), layer=1),  # a recurrent model
-    "glm4_moe": tiny_glm4_moe,
-    "deepseek_v3": tiny_deepseek_v3,
-    "glm4_moe_lite": tiny_glm4_moe_lite,
-}
+FAMILIES = {**CHECKPOINTS, "glm4_moe_lite": tiny_glm4_moe_lite}
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
+@pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return CHECKPOINTS[request.param](tmp_path_factory.mktemp(request.param) / "checkpoint")
+    return FAMILIES[request.param](tmp_path_factory.mktemp(request.param) / "checkpoint")
 
 
 @pytest.fixture(scope="module")
 def package(checkpoint: Path) -> Path:
-    folder = convert(checkpoint, checkpoint.parent / "package", Recipe(bits=32))
-    add_mtp(folder, checkpoint, bits=32)
-    return folder
+    return package_with_head(checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from embedllm.export import Recipe, convert
+from embedllm.export.mtp import add_mtp
+from tests.support.tiny import tiny_checkpoint
+from tests.support.tiny_nextn import tiny_deepseek_v3, tiny_glm4_moe
+from tests.support.tiny_recurrent import tiny_qwen3_5
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +40,21 @@ def add_head(folder: Path, *, layer: int, seed: int = 7) -> Path:
         values = random.standard_normal(shape).astype(np.float32)
         tensors[name] = values / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else 1 + values / 10
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
+    "qwen3": lambda folder: add_head(tiny_checkpoint(folder), layer=0),
+    "qwen3_5": lambda folder: add_head(tiny_qwen3_5(folder), layer=1),  # a recurrent model, without paged attention
+    "glm4_moe": tiny_glm4_moe,
+    "deepseek_v3": tiny_deepseek_v3,
+}
+
+
+def package_with_head(checkpoint: Path) -> Path:
+    """An export beside the checkpoint, in float32, with the head in its folder `mtp`."""
+    folder = convert(checkpoint, checkpoint.parent / "package", Recipe(bits=32))
+    add_mtp(folder, checkpoint, bits=32)
     return folder
 
 

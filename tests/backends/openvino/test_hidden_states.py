@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +23,13 @@ from embedllm.package.graph_variants import HIDDEN
 from embedllm.package.package import open_package
 from tests.support.draft_heads import make_drafts_free, opened_head, row
 from tests.support.eagle_heads import tiny_eagle
-from tests.support.mtp_heads import add_head, torch_logits
+from tests.support.mtp_heads import CHECKPOINTS, add_head, package_with_head, torch_logits
 from tests.support.openings import device
 from tests.support.tiny import tiny_checkpoint
-from tests.support.tiny_nextn import tiny_deepseek_v3, tiny_glm4_moe
-from tests.support.tiny_recurrent import tiny_qwen3_5
 
 TOKENS = [5, 6, 7, 8, 9, 40, 41, 42, 43]
 PROMPT = [(7 * place) % 300 for place in range(100)]  # longer than the hidden states that are kept of one
 GREEDY = Sampling(temperature=0)
-Checkpoints = Mapping[str, Callable[[Path], Path]]
-CHECKPOINTS: Checkpoints = {
-    "qwen3": lambda folder: add_head(tiny_checkpoint(folder), layer=0),
-    "qwen3_5": lambda folder: add_head(tiny_qwen3_5(folder), layer=1),  # without paged attention
-    "glm4_moe": tiny_glm4_moe,
-    "deepseek_v3": tiny_deepseek_v3,
-}
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -48,9 +39,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def package(checkpoint: Path) -> Path:
-    folder = convert(checkpoint, checkpoint.parent / "package", Recipe(bits=32))
-    add_mtp(folder, checkpoint, bits=32)
-    return folder
+    return package_with_head(checkpoint)
 
 
 @pytest.fixture(scope="module")
