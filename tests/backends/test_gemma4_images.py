@@ -9,29 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import embedllm
 from embedllm import Model
-from embedllm.backends.base import FeedsAll
-from embedllm.backends.images import images_of
-from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
-from tests.backends.test_mrope import Case, asked, assert_close, prompt, replied
-from tests.backends.test_pixtral import rows
 from tests.images.test_chat import asked as message
 from tests.images.test_chat import picture
 from tests.support.dynamic_vision import DynamicImage, dynamic_image
 from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
+from tests.support.image_devices import Case, asked, assert_close, cases, fed, loaded, prompt, replied, rows
 
-CLOSE, HALF = 1e-4, 0.1  # of the spread: where all compute in float32, and in float16 (0.06 on lavapipe, of text too)
-DEVICES = (
-    *(pytest.param(Case(device, tolerance=CLOSE), id=device) for device in ("cpu", "openvino")),
-    pytest.param(Case("webgpu", tolerance=CLOSE), id="webgpu, float32", marks=pytest.mark.webgpu),
-    pytest.param(Case("webgpu", exact=False, tolerance=HALF), id="webgpu, float16", marks=pytest.mark.webgpu),
-    pytest.param(Case("cuda", exact=False, tolerance=HALF), id="cuda", marks=pytest.mark.gpu),
-)
+DEVICES = cases(half=0.1)  # of the spread; in float16 0.06 on lavapipe, of text too
 CASES = {  # config.json
     # E2B and E4B: causal, per-layer embeddings, KV that layers share
     "small": gemma4_config("small", {"sliding_window": 8}),
@@ -60,11 +49,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def llm(case: Case, package: Path) -> Iterator[Model]:
-    try:
-        opened = embedllm.load(package, device=case.device, exact=case.exact)
-    except DeviceUnavailable as error:
-        pytest.skip(str(error))
-    with opened:
+    with loaded(package, case) as opened:
         yield opened
 
 
@@ -74,32 +59,15 @@ def reference(package: Path) -> Iterator[Model]:
         yield opened
 
 
-def logits(llm: Model, *, step: int = 0) -> np.ndarray:
-    """After every token of the prompt. step: tokens fed at once, or more, up to the end of an image; 0: all."""
-    ids, features = prompt(llm, *PROMPT), images_of(llm.runner.engine)
-    assert features is not None
-
-    def feed() -> np.ndarray:
-        session = llm.runner.engine.open()
-        assert isinstance(session, FeedsAll)
-        found: list[np.ndarray] = []
-        while (at := session.position) < len(ids):
-            found.append(session.feed_all(ids[at : features.end_of_piece(ids, at + (step or len(ids)))]))
-        session.close()
-        return np.concatenate(found)
-
-    return llm.runner.call(feed)
-
-
 @pytest.mark.parametrize("image", [WIDE, TALL, SMALL], ids=["wide", "tall", "small"])
 def test_features_follow_the_reference(llm: Model, reference: Model, case: Case, image: DynamicImage) -> None:
     assert_close(rows(llm, image), rows(reference, image), case.tolerance)
 
 
 def test_logits_follow_the_reference_in_pieces_too(llm: Model, reference: Model, case: Case) -> None:
-    expected = logits(reference)
+    expected, ids = fed(reference, prompt(reference, *PROMPT)), prompt(llm, *PROMPT)
     for step in (0, 1, 5):  # cuts in the middle of images, where their tokens do not attend to one another
-        assert_close(logits(llm, step=step), expected, case.tolerance)
+        assert_close(fed(llm, ids, step=step), expected, case.tolerance)
 
 
 def test_several_at_once_get_what_each_gets_alone(llm: Model) -> None:

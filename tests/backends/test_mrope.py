@@ -7,7 +7,6 @@ On one of NVIDIA's: pytest -m gpu tests/backends/test_mrope.py
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,37 +17,20 @@ from embedllm import Cancel, Model
 from embedllm.backends.base import FeedsAll, MovesState, PlacesImages, VisionEncoder
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.unbatched_session import UnbatchedSession
-from embedllm.backends.images import ImageFeatures, image_ids, images_of, place_images
+from embedllm.backends.images import ImageFeatures, image_ids
 from embedllm.backends.mrope import ImagePlaces
 from embedllm.backends.openvino.engine import OvEngine
 from embedllm.backends.openvino.runtime import devices as openvino_devices
 from embedllm.backends.ort.session import OrtSession
-from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.export.verify import verify_folder
-from embedllm.generation.request import Request
 from embedllm.package.architecture import Mrope, Rope
 from embedllm.package.package import open_package
 from embedllm.package.rope import tables
-from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_checkpoint, dynamic_image, dynamic_prompt
+from tests.support.dynamic_vision import DynamicImage, dynamic_checkpoint, dynamic_image
+from tests.support.image_devices import Case, asked, assert_close, cases, fed, loaded, prompt, replied
 
-
-@dataclass(frozen=True)
-class Case:
-    """A device in one precision."""
-
-    device: str
-    exact: bool = True
-    tolerance: float = 1e-4  # of the spread: all compute in float32
-
-
-HALF = 0.05  # of the spread of logits, where all is float16, as tests/backends/test_vision.py has it
-CASES = (
-    *(pytest.param(Case(device), id=device) for device in ("cpu", "openvino")),
-    pytest.param(Case("webgpu"), id="webgpu, float32", marks=pytest.mark.webgpu),
-    pytest.param(Case("webgpu", exact=False, tolerance=HALF), id="webgpu, float16", marks=pytest.mark.webgpu),
-    pytest.param(Case("cuda", exact=False, tolerance=HALF), id="cuda", marks=pytest.mark.gpu),
-)
 WIDE, TALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1)
 PROMPT: tuple[DynamicImage | list[int], ...] = ([5, 6], WIDE, [7], TALL, [8, 9, 10])
 # (time, row, column) of two tokens, an image of 2 rows of 3, a token, an image of 4 rows of 1, and two tokens
@@ -126,7 +108,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(dynamic_checkpoint(root / "checkpoint", "qwen3_vl"), root / "package", Recipe(bits=32))
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=cases())
 def case(request: pytest.FixtureRequest) -> Case:
     assert isinstance(request.param, Case)
     return request.param
@@ -134,11 +116,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def llm(case: Case, package: Path) -> Iterator[Model]:
-    try:
-        opened = embedllm.load(package, device=case.device, exact=case.exact)
-    except DeviceUnavailable as error:
-        pytest.skip(str(error))
-    with opened:
+    with loaded(package, case) as opened:
         yield opened
 
 
@@ -146,45 +124,6 @@ def llm(case: Case, package: Path) -> Iterator[Model]:
 def reference(package: Path) -> Iterator[Model]:
     with embedllm.load(package, device="reference") as opened:
         yield opened
-
-
-def fed(llm: Model, ids: list[int], *, step: int = 0) -> np.ndarray:
-    """The logits of a new sequence. step: tokens that are fed at once; 0: all."""
-
-    def feed() -> np.ndarray:
-        session = llm.runner.engine.open()
-        assert isinstance(session, FeedsAll)
-        size = step or len(ids)
-        found = [session.feed_all(ids[at : at + size]) for at in range(0, len(ids), size)]
-        session.close()
-        return np.concatenate(found)
-
-    return llm.runner.call(feed)
-
-
-def prompt(llm: Model, *parts: DynamicImage | list[int]) -> list[int]:
-    tokens, images = dynamic_prompt(*parts)
-    features = images_of(llm.runner.engine)
-    assert features is not None
-    features.add(images)
-    return place_images(tokens, images, IMAGE_TOKEN)
-
-
-def asked(llm: Model, *parts: DynamicImage | list[int], tokens: int = 8) -> Request:
-    """A greedy request."""
-    plain = llm.request([5], temperature=0, max_tokens=tokens, stop_tokens=[])
-    made = replace(plain, prompt=prompt(llm, *parts), images=dynamic_prompt(*parts)[1])
-    llm.runner.check(made)
-    return made
-
-
-def replied(llm: Model, request: Request) -> list[int | None]:
-    return [chunk.token for chunk in llm.runner.stream(request, Cancel())]
-
-
-def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-    assert expected.std() > 0.1  # else a part could be missing unseen
-    assert np.abs(found - expected).max() <= tolerance * expected.std()
 
 
 def test_logits_follow_the_reference_in_pieces_too(llm: Model, reference: Model, case: Case) -> None:

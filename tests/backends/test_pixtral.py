@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -17,37 +16,11 @@ import pytest
 
 import embedllm
 from embedllm import Model
-from embedllm.backends.base import FeedsAll
-from embedllm.backends.images import image_ids, images_of, place_images
-from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.export.verify import verify_folder
-from tests.support.dynamic_vision import (
-    IMAGE_TOKEN,
-    DynamicImage,
-    dynamic_chat_checkpoint,
-    dynamic_checkpoint,
-    dynamic_image,
-    dynamic_prompt,
-)
+from tests.support.dynamic_vision import DynamicImage, dynamic_chat_checkpoint, dynamic_checkpoint, dynamic_image
+from tests.support.image_devices import Case, assert_close, cases, fed, loaded, prompt, rows
 
-
-@dataclass(frozen=True)
-class Case:
-    """A device in one precision."""
-
-    device: str
-    exact: bool = True
-    tolerance: float = 1e-4  # of the spread: all compute in float32
-
-
-HALF = 0.05  # of the spread, where all is float16, as tests/backends/test_vision.py has it
-CASES = (
-    *(pytest.param(Case(device), id=device) for device in ("cpu", "openvino")),
-    pytest.param(Case("webgpu"), id="webgpu, float32", marks=pytest.mark.webgpu),
-    pytest.param(Case("webgpu", exact=False, tolerance=HALF), id="webgpu, float16", marks=pytest.mark.webgpu),
-    pytest.param(Case("cuda", exact=False, tolerance=HALF), id="cuda", marks=pytest.mark.gpu),
-)
 WIDE, TALL, SMALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1), dynamic_image(3, 1, 1)
 PROMPT: tuple[DynamicImage | list[int], ...] = ([5, 6], WIDE, [7], TALL, SMALL, [8, 9, 10])
 
@@ -58,7 +31,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(dynamic_checkpoint(root / "checkpoint", "mistral3"), root / "package", Recipe(bits=32))
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=cases())
 def case(request: pytest.FixtureRequest) -> Case:
     assert isinstance(request.param, Case)
     return request.param
@@ -66,11 +39,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def llm(case: Case, package: Path) -> Iterator[Model]:
-    try:
-        opened = embedllm.load(package, device=case.device, exact=case.exact)
-    except DeviceUnavailable as error:
-        pytest.skip(str(error))
-    with opened:
+    with loaded(package, case) as opened:
         yield opened
 
 
@@ -80,37 +49,6 @@ def reference(package: Path) -> Iterator[Model]:
         yield opened
 
 
-def rows(llm: Model, image: DynamicImage) -> np.ndarray:
-    """The features of an image."""
-    found = images_of(llm.runner.engine)
-    assert found is not None
-    found.add([image])
-    return llm.runner.call(lambda: found.rows(image_ids(image)))
-
-
-def logits(llm: Model, *, step: int = 0) -> np.ndarray:
-    """After every token of the prompt. step: tokens that are fed at once; 0: all."""
-    tokens, images = dynamic_prompt(*PROMPT)
-    ids, features = place_images(tokens, images, IMAGE_TOKEN), images_of(llm.runner.engine)
-    assert features is not None
-    features.add(images)
-
-    def feed() -> np.ndarray:
-        session = llm.runner.engine.open()
-        assert isinstance(session, FeedsAll)
-        size = step or len(ids)
-        found = [session.feed_all(ids[at : at + size]) for at in range(0, len(ids), size)]
-        session.close()
-        return np.concatenate(found)
-
-    return llm.runner.call(feed)
-
-
-def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-    assert expected.std() > 0.1  # else a part could be missing unseen
-    assert np.abs(found - expected).max() <= tolerance * expected.std()
-
-
 @pytest.mark.parametrize("image", [WIDE, TALL, SMALL], ids=["wide", "tall", "small"])
 def test_features_follow_the_reference(llm: Model, reference: Model, case: Case, image: DynamicImage) -> None:
     assert_close(rows(llm, image), rows(reference, image), case.tolerance)
@@ -118,7 +56,8 @@ def test_features_follow_the_reference(llm: Model, reference: Model, case: Case,
 
 @pytest.mark.parametrize("step", [0, 1, 5])  # cuts in the middle of images
 def test_logits_follow_the_reference_in_pieces_too(llm: Model, reference: Model, case: Case, step: int) -> None:
-    assert_close(logits(llm, step=step), logits(reference), case.tolerance)
+    found = fed(llm, prompt(llm, *PROMPT), step=step)
+    assert_close(found, fed(reference, prompt(reference, *PROMPT)), case.tolerance)
 
 
 def test_images_that_differ_in_their_sides_only_differ(llm: Model) -> None:

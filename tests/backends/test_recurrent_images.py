@@ -15,22 +15,16 @@ import pytest
 import embedllm
 from embedllm import Cancel, Model
 from embedllm.backends.base import FeedsAll
-from embedllm.backends.images import IMAGE_IS_GONE, image_ids, images_of
-from embedllm.errors import DeviceUnavailable
+from embedllm.backends.images import IMAGE_IS_GONE
 from embedllm.export import Recipe, convert
-from tests.backends.test_mrope import PROMPT, TALL, WIDE, Case, asked, assert_close, fed, prompt, replied
+from tests.backends.test_mrope import PROMPT, TALL, WIDE
 from tests.images.test_chat import asked as message
 from tests.images.test_chat import picture
 from tests.support.dynamic_vision import DynamicImage, dynamic_chat_checkpoint, dynamic_image
+from tests.support.image_devices import Case, asked, assert_close, cases, fed, loaded, prompt, replied, rows
 
 # of the spread: where all compute in float32 the rounding of a state adds up over the tokens; and of float16
-CLOSE, HALF = 3e-4, 0.1  # measured on lavapipe: 0.051 at most
-CASES = (
-    *(pytest.param(Case(device, tolerance=CLOSE), id=device) for device in ("cpu", "openvino")),
-    pytest.param(Case("webgpu", tolerance=CLOSE), id="webgpu, float32", marks=pytest.mark.webgpu),
-    pytest.param(Case("webgpu", exact=False, tolerance=HALF), id="webgpu, float16", marks=pytest.mark.webgpu),
-    pytest.param(Case("cuda", exact=False, tolerance=HALF), id="cuda", marks=pytest.mark.gpu),
-)
+CASES = cases(exact=3e-4, half=0.1)  # measured on lavapipe: 0.051 at most
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "lfm2_vl"])
@@ -47,11 +41,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def llm(case: Case, package: Path) -> Iterator[Model]:
-    try:
-        opened = embedllm.load(package, device=case.device, exact=case.exact)
-    except DeviceUnavailable as error:
-        pytest.skip(str(error))
-    with opened:
+    with loaded(package, case) as opened:
         yield opened
 
 
@@ -59,14 +49,6 @@ def llm(case: Case, package: Path) -> Iterator[Model]:
 def reference(package: Path) -> Iterator[Model]:
     with embedllm.load(package, device="reference") as opened:
         yield opened
-
-
-def rows(llm: Model, image: DynamicImage) -> np.ndarray:
-    """The features of an image."""
-    prompt(llm, image)
-    features = images_of(llm.runner.engine)
-    assert features is not None
-    return llm.runner.call(lambda: features.rows(image_ids(image)))
 
 
 @pytest.mark.parametrize("image", [WIDE, TALL, dynamic_image(3, 1, 1)], ids=["wide", "tall", "small"])

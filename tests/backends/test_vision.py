@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +17,7 @@ import pytest
 
 import embedllm
 from embedllm import Model
-from embedllm.backends.base import FeedsAll
-from embedllm.backends.images import ImageFeatures, image_ids, images_of, place_images
+from embedllm.backends.images import image_ids, place_images
 from embedllm.backends.reference.vision import ReferenceVision
 from embedllm.cancel import Cancel
 from embedllm.errors import DeviceUnavailable, ExportError
@@ -26,6 +25,7 @@ from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
 from embedllm.export.verify import verify_folder
 from embedllm.package.package import open_package
+from tests.support.image_devices import DEVICES, Case, assert_close, cases, features, fed, loaded, rows
 from tests.support.vision import (
     IMAGE_TOKEN,
     Image,
@@ -36,25 +36,6 @@ from tests.support.vision import (
     vision_checkpoint,
 )
 
-DEVICES = ("cpu", "openvino")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A device in one precision."""
-
-    device: str
-    exact: bool = True
-    tolerance: float = 1e-4  # of the spread: all compute in float32
-
-
-HALF = 0.05  # the same where all is float16: measured 0.011 to 0.025 on lavapipe
-CASES = (
-    *(pytest.param(Case(device), id=device) for device in DEVICES),
-    pytest.param(Case("webgpu"), id="webgpu, float32", marks=pytest.mark.webgpu),
-    pytest.param(Case("webgpu", exact=False, tolerance=HALF), id="webgpu, float16", marks=pytest.mark.webgpu),
-    pytest.param(Case("cuda", exact=False, tolerance=HALF), id="cuda", marks=pytest.mark.gpu),
-)
 ONE, TWO = image(1), image(2, tiles=3)
 PROMPTS = {
     "text behind": (ONE, [5, 6, 7]),
@@ -77,7 +58,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return convert(CHECKPOINTS[request.param](root / "checkpoint"), root / "package", Recipe(bits=32))
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=cases())
 def case(request: pytest.FixtureRequest) -> Case:
     assert isinstance(request.param, Case)
     return request.param
@@ -85,11 +66,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="module")
 def llm(case: Case, package: Path) -> Iterator[Model]:
-    try:
-        opened = embedllm.load(package, device=case.device, exact=case.exact)
-    except DeviceUnavailable as error:
-        pytest.skip(str(error))
-    with opened:
+    with loaded(package, case) as opened:
         yield opened
 
 
@@ -99,52 +76,25 @@ def reference(package: Path) -> Iterator[Model]:
         yield opened
 
 
-def features(llm: Model) -> ImageFeatures:
-    found = images_of(llm.runner.engine)
-    assert found is not None
-    return found
-
-
-def rows(llm: Model, image: Image) -> np.ndarray:
-    """The features of an image, whoever gave it before."""
-    features(llm).add([image])
-    return llm.runner.call(lambda: features(llm).rows(image_ids(image)))
-
-
 def logits(llm: Model, *parts: Image | list[int], step: int = 0) -> np.ndarray:
     """After every token of a prompt. step: tokens that are fed at once; 0: all."""
     tokens, images = seeing_prompt(*parts)
     ids = place_images(tokens, images, IMAGE_TOKEN)
     features(llm).add(images)
-
-    def fed() -> np.ndarray:
-        session = llm.runner.engine.open()
-        assert isinstance(session, FeedsAll)
-        found: list[np.ndarray] = []
-        while (at := session.position) < len(ids):
-            found.append(session.feed_all(ids[at : features(llm).end_of_piece(ids, at + (step or len(ids)))]))
-        session.close()
-        return np.concatenate(found)
-
-    return llm.runner.call(fed)
-
-
-def assert_close(found: np.ndarray, expected: np.ndarray, case: Case) -> None:
-    assert expected.std() > 0.1  # else a part could be missing unseen
-    assert np.abs(found - expected).max() <= case.tolerance * expected.std()
+    return fed(llm, ids, step=step)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_logits_follow_the_reference(llm: Model, reference: Model, name: str, case: Case) -> None:
     expected = logits(reference, *PROMPTS[name])
-    assert_close(logits(llm, *PROMPTS[name]), expected, case)
+    assert_close(logits(llm, *PROMPTS[name]), expected, case.tolerance)
     # cuts in the middle of images, where their tokens do not attend to one another
-    assert_close(logits(llm, *PROMPTS[name], step=7), expected, case)
+    assert_close(logits(llm, *PROMPTS[name], step=7), expected, case.tolerance)
 
 
 def test_features_follow_the_reference(llm: Model, reference: Model, case: Case) -> None:
     for one in (ONE, TWO):
-        assert_close(rows(llm, one), rows(reference, one), case)
+        assert_close(rows(llm, one), rows(reference, one), case.tolerance)
 
 
 def test_steps_are_captured_where_those_of_text_models_are(llm: Model, case: Case, package: Path) -> None:
@@ -233,7 +183,7 @@ def test_the_model_with_a_kv_of_its_own_request_takes_images_too(package: Path, 
     assert engine.images is not None
     engine.images.add(images)
     found = engine.open().feed_all(place_images(tokens, images, IMAGE_TOKEN))
-    assert_close(found, logits(reference, *PROMPTS["two images"]), Case("openvino"))
+    assert_close(found, logits(reference, *PROMPTS["two images"]), Case("openvino").tolerance)
     engine.close()
 
 

@@ -6,13 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from embedllm.backends.base import Device
+from embedllm.backends.gpu import cuda, images, io_binding_engine
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.ort.runtime import ort
 from embedllm.export import graphs
-from embedllm.package.graph_variants import GPU_FLOAT32
+from embedllm.package.graph_variants import FLOAT16, GPU_FLOAT32
+from embedllm.package.package import Package
+from embedllm.types import Logits
 from tests.support.host_memory import HostMemory
+
+HOST = Device(name="host", backend="test", description="", available=True)
+# of the spread, where all compute in float32; and where all is float16, as tests/support/image_devices.py has it
+TOLERANCES = {np.float32: 1e-4, np.float16: 0.05}
 
 
 class HostEngine(ResidentEngine):
@@ -34,3 +43,35 @@ def graphs_for_host() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "VARIANTS", tuple(like_cuda if one == GPU_FLOAT32 else one for one in graphs.VARIANTS))
         yield
+
+
+def open_host(package: Package, variant: str = GPU_FLOAT32.name) -> HostEngine:
+    """Once make_host_the_device() has been called."""
+    graph = package.graph(variant)
+    assert graph is not None
+    return HostEngine(package, graph, HOST, capture=False)
+
+
+def open_resident(package: Package, device: str) -> ResidentEngine:
+    """device: "host" or "cuda"."""
+    if device == HOST.name:
+        return open_host(package)
+    graph = package.graph(FLOAT16.name)
+    assert graph is not None
+    return cuda.CudaEngine(package, graph, cuda.devices()[0])
+
+
+def make_host_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU computes is not refused."""
+    for module in (io_binding_engine, images):
+        monkeypatch.setattr(module, "check_assignments", lambda *_: None)
+
+
+def values(logits: Logits) -> np.ndarray:
+    return np.array(logits.values(range(logits.size)))
+
+
+def assert_close(found: Logits | np.ndarray, expected: np.ndarray, engine: ResidentEngine) -> None:
+    row = found if isinstance(found, np.ndarray) else values(found)
+    assert expected.std() > 0.1  # else a part could be missing unseen
+    assert np.abs(row - expected).max() <= TOLERANCES[engine.dtype] * expected.std()

@@ -11,20 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedllm.backends.base import BatchRow, Device
-from embedllm.backends.gpu import images as gpu_images
-from embedllm.backends.gpu import io_binding_engine
+from embedllm.backends.base import BatchRow
 from embedllm.backends.images import images_of, place_images
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package
-from embedllm.types import Logits
 from tests.backends.test_gemma4_images import CASES
 from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_image, dynamic_prompt
 from tests.support.gemma4 import gemma4_checkpoint
-from tests.support.host_engine import HostEngine, graphs_for_host
+from tests.support.host_engine import HostEngine, assert_close, graphs_for_host, make_host_the_device, open_host
 
-TOLERANCE = 1e-4  # of the spread: all compute in float32
 WIDE, TALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2)
 PARTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
     "text behind": ([5] * 9, WIDE, [6, 7]),
@@ -46,13 +42,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
-    for module in (io_binding_engine, gpu_images):  # the CPU is the device here
-        monkeypatch.setattr(module, "check_assignments", lambda *_: None)
-    package = open_package(folder)
-    graph = package.graph("gpu-float32")
-    assert graph is not None
-    device = Device(name="host", backend="test", description="", available=True)
-    opened = HostEngine(package, graph, device, capture=False)
+    make_host_the_device(monkeypatch)
+    opened = open_host(open_package(folder))
     images = images_of(opened)
     assert images is not None, opened.images_unsupported
     images.add([WIDE, TALL])
@@ -73,24 +64,18 @@ def ids(name: str) -> list[int]:
     return place_images(*dynamic_prompt(*PARTS[name]), IMAGE_TOKEN)
 
 
-def assert_close(found: Logits | np.ndarray, expected: np.ndarray) -> None:
-    row = found if isinstance(found, np.ndarray) else np.array(found.values(range(found.size)))
-    assert expected.std() > 0.1  # else a part could be missing unseen
-    assert np.abs(row - expected).max() <= TOLERANCE * expected.std()
-
-
 @pytest.mark.parametrize("name", PARTS)
 def test_prompts_and_steps_follow_the_reference(engine: HostEngine, expected: dict[str, np.ndarray], name: str) -> None:
     tokens, features = ids(name), images_of(engine)
     assert features is not None
-    assert_close(engine.open().feed_all(tokens), expected[name][: len(tokens)])
+    assert_close(engine.open().feed_all(tokens), expected[name][: len(tokens)], engine)
     for size in (len(tokens), 5):
         session = engine.open()
         while (at := session.position) < len(tokens):
             end = features.end_of_piece(tokens, min(at + size, len(tokens)))
-            assert_close(session.feed(tokens[at:end]), expected[name][end - 1])
+            assert_close(session.feed(tokens[at:end]), expected[name][end - 1], engine)
         for place, token in enumerate(LATER, len(tokens)):
-            assert_close(session.feed([token]), expected[name][place])
+            assert_close(session.feed([token]), expected[name][place], engine)
         session.close()
 
 
@@ -99,8 +84,8 @@ def test_prompts_that_are_read_together_get_what_each_gets_alone(
 ) -> None:
     rows = [BatchRow(engine.open(), ids(name)) for name in PARTS]
     for name, found in zip(PARTS, engine.read_prompts(rows), strict=True):
-        assert_close(found, expected[name][len(ids(name)) - 1])
+        assert_close(found, expected[name][len(ids(name)) - 1], engine)
     for at, token in enumerate(LATER):
         found = engine.run_batch([BatchRow(row.session, [token]) for row in rows])
         for name, row in zip(PARTS, found, strict=True):
-            assert_close(row, expected[name][len(ids(name)) + at])
+            assert_close(row, expected[name][len(ids(name)) + at], engine)

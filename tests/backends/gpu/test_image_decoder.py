@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedllm.backends.base import BatchRow, Device
-from embedllm.backends.gpu import cuda, io_binding_engine
-from embedllm.backends.gpu import images as gpu_images
+from embedllm.backends.base import BatchRow
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.images import images_of, images_unsupported, place_images
 from embedllm.backends.ort.runtime import ort
@@ -24,11 +22,9 @@ from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
 from embedllm.package.package import MANIFEST, open_package
 from embedllm.types import Logits
-from tests.support.host_engine import HostEngine, graphs_for_host
+from tests.support.host_engine import assert_close, graphs_for_host, make_host_the_device, open_resident
 from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, Image, gemma_checkpoint, image, seeing_prompt
 
-# of the spread, where all compute in float32; and where all is float16, as tests/backends/test_vision.py has it
-TOLERANCES = {np.float32: 1e-4, np.float16: 0.05}
 ONE, TWO = image(1), image(2)
 PARTS: dict[str, tuple[Image | list[int], ...]] = {
     "text behind": ([5] * 9, ONE, [6, 7]),
@@ -58,27 +54,16 @@ def folder(case: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> P
         return convert(gemma_checkpoint(root / "checkpoint", window=case[1]), root / "package", Recipe(bits=32))
 
 
-def opened(folder: Path, device: str) -> ResidentEngine:
-    package = open_package(folder)
-    graph = package.graph("gpu-float32" if device == "host" else "generic-float16")
-    assert graph is not None
-    if device == "host":
-        described = Device(name="host", backend="test", description="", available=True)
-        return HostEngine(package, graph, described, capture=False)
-    return cuda.CudaEngine(package, graph, cuda.devices()[0])
-
-
 @pytest.fixture
 def is_device(case: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU is."""
     if case[0] == "host":
-        for module in (io_binding_engine, gpu_images):
-            monkeypatch.setattr(module, "check_assignments", lambda *_: None)
+        make_host_the_device(monkeypatch)
 
 
 @pytest.fixture
 def engine(folder: Path, case: tuple[str, int], is_device: None) -> Iterator[ResidentEngine]:
-    found = opened(folder, case[0])
+    found = open_resident(open_package(folder), case[0])
     features = images_of(found)
     assert features is not None
     features.add([ONE, TWO])
@@ -97,11 +82,6 @@ def expected(folder: Path) -> dict[str, np.ndarray]:
 
 def ids(name: str) -> list[int]:
     return place_images(*seeing_prompt(*PARTS[name]), IMAGE_TOKEN)
-
-
-def assert_close(found: Logits | np.ndarray, expected: np.ndarray, engine: ResidentEngine) -> None:
-    row = found if isinstance(found, np.ndarray) else np.array(found.values(range(found.size)))
-    assert np.abs(row - expected).max() <= TOLERANCES[engine.dtype] * expected.std()
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -161,11 +141,11 @@ def test_an_older_folder_says_what_to_run(folder: Path, case: tuple[str, int], i
     name = f"images-{suffix}"
     older = {**manifest, "graphs": [graph for graph in manifest["graphs"] if graph["variant"] != name]}
     (folder / MANIFEST).write_text(json.dumps(older))
-    engine = opened(folder, case[0])
+    engine = open_resident(open_package(folder), case[0])
     assert images_of(engine) is None
     assert images_unsupported(engine).remedy == f"run embedllm graph {folder} --variant {name}"
     engine.close()
     write_variant(folder, name)
-    engine = opened(folder, case[0])
+    engine = open_resident(open_package(folder), case[0])
     assert images_of(engine) is not None
     engine.close()

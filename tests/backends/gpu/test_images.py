@@ -11,20 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedllm.backends.base import BatchRow, Device, Interrupted
-from embedllm.backends.gpu import images as gpu_images
-from embedllm.backends.gpu import io_binding_engine
+from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.backends.images import images_of, images_unsupported, place_images
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert, graphs
 from embedllm.export.graphs import write_variant
 from embedllm.package.graph_variants import GPU_FLOAT32, VISION_GPU_FLOAT32
-from embedllm.package.package import MANIFEST, Package, open_package
-from embedllm.types import Logits
-from tests.support.host_engine import HostEngine
+from embedllm.package.package import MANIFEST, open_package
+from tests.support.host_engine import HostEngine, assert_close, make_host_the_device, open_host, values
 from tests.support.vision import IMAGE_TOKEN, Image, image, seeing_prompt, vision_checkpoint
 
-TOLERANCE = 1e-4  # of the spread: all compute in float32
 ONE, TWO = image(1), image(2, tiles=2)
 PARTS: dict[str, tuple[Image | list[int], ...]] = {
     "text behind": ([5], ONE, [6, 7]),
@@ -40,19 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(vision_checkpoint(root / "checkpoint"), root / "package", Recipe(bits=32))
 
 
-def opened(package: Package) -> HostEngine:
-    graph = package.graph("gpu-float32")
-    assert graph is not None
-    return HostEngine(
-        package, graph, Device(name="host", backend="test", description="", available=True), capture=False
-    )
-
-
 @pytest.fixture
 def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
-    for module in (io_binding_engine, gpu_images):  # the CPU is the device here
-        monkeypatch.setattr(module, "check_assignments", lambda *_: None)
-    found = opened(open_package(folder))
+    make_host_the_device(monkeypatch)
+    found = open_host(open_package(folder))
     yield found
     found.close()
 
@@ -68,14 +55,6 @@ def expected(folder: Path) -> dict[str, np.ndarray]:
 
 def ids(name: str) -> list[int]:
     return place_images(*seeing_prompt(*PARTS[name]), IMAGE_TOKEN)
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(logits.size)))
-
-
-def assert_close(found: Logits, expected: np.ndarray) -> None:
-    assert np.abs(values(found) - expected).max() <= TOLERANCE * expected.std()
 
 
 @pytest.fixture
@@ -94,7 +73,7 @@ def test_prompts_follow_the_reference_in_any_pieces(
     for step in (len(tokens), 7, 1):
         session = seeing.open()
         rows = [session.feed(tokens[at : at + step]) for at in range(0, len(tokens), step)]
-        assert_close(rows[-1], expected[name])
+        assert_close(rows[-1], expected[name], seeing)
         session.close()
 
 
@@ -103,7 +82,7 @@ def test_prompts_that_are_read_in_one_run_get_what_each_gets_alone(
 ) -> None:
     rows = [BatchRow(seeing.open(), ids(name)) for name in PARTS]
     for name, found in zip(PARTS, seeing.read_prompts(rows), strict=True):
-        assert_close(found, expected[name])
+        assert_close(found, expected[name], seeing)
     assert [row.session.position for row in rows] == [len(ids(name)) for name in PARTS]
 
 
@@ -115,7 +94,7 @@ def test_steps_of_text_go_on_beside_those_of_images(seeing: HostEngine, expected
         session.feed(ids(name)[:-1])
     found = seeing.run_batch([BatchRow(one, ids(name)[-1:]) for one, name in zip(sessions, names, strict=True)])
     for name, logits in zip(names, found, strict=True):
-        assert_close(logits, expected[name])
+        assert_close(logits, expected[name], seeing)
 
 
 def test_a_batch_that_fails_appends_nothing(seeing: HostEngine, expected: dict[str, np.ndarray]) -> None:
@@ -127,7 +106,7 @@ def test_a_batch_that_fails_appends_nothing(seeing: HostEngine, expected: dict[s
     with pytest.raises(Interrupted):
         seeing.run_batch(rows)
     stopped.interrupt(stop=False)
-    assert_close(seeing.run_batch(rows)[0], expected["text behind"])
+    assert_close(seeing.run_batch(rows)[0], expected["text behind"], seeing)
     assert text.position == len(ids("text behind"))
 
 
@@ -144,17 +123,16 @@ def test_text_after_an_image_is_fed_without_it(seeing: HostEngine) -> None:
 def test_an_older_folder_says_what_to_run(
     variants: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (io_binding_engine, gpu_images):
-        monkeypatch.setattr(module, "check_assignments", lambda *_: None)
+    make_host_the_device(monkeypatch)
     older = folder_without_images(folder, tmp_path / "older", variants)
-    engine = opened(open_package(older, whole=False))
+    engine = open_host(open_package(older, whole=False))
     assert images_of(engine) is None
     _, remedy = images_unsupported(engine)
     assert remedy == "run " + " and ".join(f"embedllm graph {older} --variant {name}" for name in variants)
     engine.close()
     for name in variants:
         write_variant(older, name)
-    engine = opened(open_package(older))
+    engine = open_host(open_package(older))
     assert images_of(engine) is not None
     engine.close()
 

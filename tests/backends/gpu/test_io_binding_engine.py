@@ -28,15 +28,11 @@ from embedllm.export import Recipe
 from embedllm.package.package import Package, open_package
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.types import Logits
-from tests.support.host_engine import HostEngine
+from tests.support.host_engine import HOST, HostEngine, open_host, values
 from tests.support.host_memory import HostMemory
 
 ATOL = 1e-4  # measured 7e-6
 VOCABULARY = 307  # of the tiny models, above LISTED
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(logits.size)))
 
 
 @pytest.fixture
@@ -49,10 +45,7 @@ def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEn
     monkeypatch.setattr(io_binding_engine, "check_assignments", lambda *_: None)  # the CPU is the device here
     for module in (io_binding_engine, kv_pool):
         monkeypatch.setattr(module, "SHORTEST", 16)
-    graph = package.graph("generic-float32")
-    assert graph is not None
-    device = Device(name="host", backend="test", description="", available=True)
-    opened = HostEngine(package, graph, device, capture=False)
+    opened = open_host(package, "generic-float32")
     yield opened
     opened.close()
 
@@ -248,10 +241,9 @@ def test_what_the_runtime_raises_is_a_device_error(engine: HostEngine, monkeypat
 def test_work_left_to_the_cpu_is_refused(package: Package) -> None:
     graph = package.graph("generic-float32")
     assert graph is not None
-    device = Device(name="host", backend="test", description="", available=True)
     lack = "'host' cannot run this model: ONNX Runtime gave GroupQueryAttention, MatMulNBits"
     with pytest.raises(DeviceError, match=re.escape(lack)):
-        HostEngine(package, graph, device)
+        HostEngine(package, graph, HOST)
 
 
 # --- batches

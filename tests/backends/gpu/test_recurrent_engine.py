@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embedllm.backends.base import BatchRow, Device, Interrupted, MovesState, ReadsPrompts, RunsBatches
+from embedllm.backends.base import BatchRow, Interrupted, MovesState, ReadsPrompts, RunsBatches
 from embedllm.backends.gpu import cuda_recurrent, io_binding_engine, kv_pool
 from embedllm.backends.gpu.cuda_recurrent import why_not_captured
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
@@ -22,12 +22,11 @@ from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.package.package import Package, open_package
 from embedllm.types import Logits
-from tests.support.host_engine import HostEngine
+from tests.support.host_engine import HOST, HostEngine, open_host, values
 from tests.support.recurrent_checks import TOKENS, differences
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
 CLOSE = 1e-4  # of the spread of the logits; measured 2e-5
-DEVICE = Device(name="host", backend="test", description="", available=True)
 
 
 def package_of(tiny: Callable[[Path], Path], folder: Path) -> Package:
@@ -47,9 +46,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def host(package: Package) -> HostEngine:
-    graph = package.graph("generic-float32")
-    assert graph is not None
-    return HostEngine(package, graph, DEVICE, capture=False)
+    return open_host(package, "generic-float32")
 
 
 @pytest.fixture
@@ -57,10 +54,6 @@ def engine(package: Package) -> Iterator[RecurrentEngine]:
     opened = RecurrentEngine(host(package))
     yield opened
     opened.close()
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(logits.size)))
 
 
 def fed_anew(engine: RecurrentEngine, tokens: list[int]) -> np.ndarray:
@@ -274,7 +267,7 @@ def test_steps_are_not_captured_where_that_changes_or_fails_them(
     graph = package.graph("generic-float32")
     assert graph is not None
     with caplog.at_level(logging.INFO, "embedllm"):
-        cuda_recurrent.open_recurrent(package, graph, DEVICE).close()
+        cuda_recurrent.open_recurrent(package, graph, HOST).close()
     assert opened == [True, False]
     assert "host: steps are launched kernel by kernel: captured, their logits differ by" in caplog.text
 
@@ -285,6 +278,6 @@ def test_steps_are_not_captured_where_that_changes_or_fails_them(
 
     monkeypatch.setattr(RecurrentSlot, "feed", fail)
     with caplog.at_level(logging.INFO, "embedllm"):
-        cuda_recurrent.open_recurrent(package, graph, DEVICE).close()
+        cuda_recurrent.open_recurrent(package, graph, HOST).close()
     assert opened[2:] == [True, False]
     assert "kernel by kernel: operation not permitted when stream is capturing" in caplog.text

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedllm.backends.base import BatchRow, Device
-from embedllm.backends.gpu import images as gpu_images
+from embedllm.backends.base import BatchRow
 from embedllm.backends.gpu import io_binding_engine, kv_pool
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
 from embedllm.backends.images import images_of, place_images
@@ -22,7 +21,7 @@ from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package
 from embedllm.types import Logits
 from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_checkpoint, dynamic_image, dynamic_prompt
-from tests.support.host_engine import HostEngine, graphs_for_host
+from tests.support.host_engine import graphs_for_host, make_host_the_device, open_host, values
 
 TOLERANCE = 3e-4  # of the spread: the rounding of a state adds up over the tokens
 WIDE, TALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1)
@@ -43,15 +42,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecurrentEngine]:
-    for module in (io_binding_engine, gpu_images):  # the CPU is the device here
-        monkeypatch.setattr(module, "check_assignments", lambda *_: None)
+    make_host_the_device(monkeypatch)
     for module in (io_binding_engine, kv_pool):
         monkeypatch.setattr(module, "SHORTEST", 16)
-    package = open_package(folder)
-    graph = package.graph("gpu-float32")
-    assert graph is not None
-    device = Device(name="host", backend="test", description="", available=True)
-    opened = RecurrentEngine(HostEngine(package, graph, device, capture=False))
+    opened = RecurrentEngine(open_host(open_package(folder)))
     images = images_of(opened)
     assert images is not None, opened.images_unsupported
     images.add([WIDE, TALL])
@@ -73,7 +67,7 @@ def ids(name: str) -> list[int]:
 
 
 def assert_close(found: Logits | np.ndarray, expected: np.ndarray) -> None:
-    row = found if isinstance(found, np.ndarray) else np.array(found.values(range(found.size)))
+    row = found if isinstance(found, np.ndarray) else values(found)
     assert expected.std() > 0.1  # else a part could be missing unseen
     assert np.abs(row - expected).max() <= TOLERANCE * expected.std()
 

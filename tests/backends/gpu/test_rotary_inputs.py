@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedllm.backends.base import BatchRow, Device
-from embedllm.backends.gpu import cuda, io_binding_engine
-from embedllm.backends.gpu import images as gpu_images
+from embedllm.backends.base import BatchRow
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.images import image_ids, images_of, place_images
@@ -21,13 +19,10 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.package.graph_variants import GraphVariant
-from embedllm.package.package import Package, open_package
-from embedllm.types import Logits
+from embedllm.package.package import open_package
 from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_checkpoint, dynamic_image, dynamic_prompt
-from tests.support.host_engine import HostEngine, graphs_for_host
+from tests.support.host_engine import assert_close, graphs_for_host, make_host_the_device, open_resident, values
 
-# of the spread, where all compute in float32; and where all is float16, as tests/backends/test_vision.py has it
-TOLERANCES = {np.float32: 1e-4, np.float16: 0.05}
 WIDE, TALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1)
 PARTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
     "text behind": ([5], WIDE, [6, 7]),
@@ -37,8 +32,6 @@ PARTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
     "no image": ([5, 6, 7, 8] * 5,),
 }
 LATER = (11, 12, 13)
-
-
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 CASES = (
     *(pytest.param(("host", family), id=family) for family in ("qwen2_5_vl", "qwen3_vl")),
@@ -59,21 +52,11 @@ def folder(case: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> P
         return convert(dynamic_checkpoint(root / "checkpoint", case[1]), root / "package", Recipe(bits=32))
 
 
-def opened(package: Package, device: str) -> ResidentEngine:
-    graph = package.graph("gpu-float32" if device == "host" else "generic-float16")
-    assert graph is not None
-    if device == "host":
-        described = Device(name="host", backend="test", description="", available=True)
-        return HostEngine(package, graph, described, capture=False)
-    return cuda.CudaEngine(package, graph, cuda.devices()[0])
-
-
 @pytest.fixture
 def engine(folder: Path, case: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[ResidentEngine]:
     if case[0] == "host":
-        for module in (io_binding_engine, gpu_images):
-            monkeypatch.setattr(module, "check_assignments", lambda *_: None)
-    found = opened(open_package(folder), case[0])
+        make_host_the_device(monkeypatch)
+    found = open_resident(open_package(folder), case[0])
     features = images_of(found)
     assert features is not None
     features.add([WIDE, TALL])
@@ -97,15 +80,6 @@ def expected(reference: ReferenceEngine) -> dict[str, np.ndarray]:
 
 def ids(name: str) -> list[int]:
     return place_images(*dynamic_prompt(*PARTS[name]), IMAGE_TOKEN)
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(logits.size)))
-
-
-def assert_close(found: Logits | np.ndarray, expected: np.ndarray, engine: ResidentEngine) -> None:
-    row = found if isinstance(found, np.ndarray) else values(found)
-    assert np.abs(row - expected).max() <= TOLERANCES[engine.dtype] * expected.std()
 
 
 def test_features_follow_the_reference(engine: ResidentEngine, reference: ReferenceEngine) -> None:
@@ -209,11 +183,10 @@ def test_attention_that_norms_nothing_takes_positions(
     if case[0] == "cuda":
         request.applymarker(pytest.mark.xfail(strict=True, reason="flash attention of steps ignores positions"))
     monkeypatch.setattr(GraphVariant, "takes_positions", lambda self, _: self.position_ids and self.images)
-    for module in (io_binding_engine, gpu_images):
-        monkeypatch.setattr(module, "check_assignments", lambda *_: None)
+    make_host_the_device(monkeypatch)
     with graphs_for_host():
         folder = convert(dynamic_checkpoint(tmp_path / "checkpoint", case[1]), tmp_path / "package", Recipe(bits=32))
-    reference, engine = ReferenceEngine(open_package(folder)), opened(open_package(folder), case[0])
+    reference, engine = ReferenceEngine(open_package(folder)), open_resident(open_package(folder), case[0])
     rows: list[np.ndarray] = []
     for one in (reference, engine):
         features = images_of(one)
