@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,10 +16,14 @@ from hypothesis import strategies as st
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.generation.chunk import Chunk
+from embedllm.generation.engine_loop import CallerThread
 from embedllm.generation.outbox import AHEAD
 from embedllm.generation.request import Request
 from embedllm.generation.runner import Runner
+from embedllm.kv_cache.sequence import CachedSequence
+from embedllm.sampling.draws import Draws
 from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
 from tests.support.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns, tokens, whole_history
 
 WAIT_S = 120  # a test that waits this long has failed
@@ -462,3 +468,51 @@ def test_the_switch_interrupts_an_asynchronous_feed() -> None:
         return await task
 
     assert [chunk.finish_reason for chunk in asyncio.run(main())] == ["cancelled"]
+
+
+# --- what runs ahead of the sampler
+
+
+class ForeseeingSession(FakeSession):
+    """Notes what it is told of the sampler."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__(engine)
+        self.foreseen: list[Draws | None] = []
+
+    def foresee(self, draws: Draws | None) -> None:
+        self.foreseen.append(draws)
+
+
+class ForeseeingEngine(FakeEngine):
+    def open(self, capacity: int = 0) -> FakeSession:
+        self.sessions.append(ForeseeingSession(self))
+        return self.sessions[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_known"),
+    [({}, True), ({"min_tokens": 2}, False), ({"sampling": Sampling(repetition_penalty=1.5)}, False)],
+)
+def test_a_session_knows_the_sampler_of_its_request_until_that_ends(changes: dict[str, Any], is_known: bool) -> None:
+    engine = ForeseeingEngine()
+    asked = replace(request([1, 2]), **{"sampling": Sampling(temperature=0.7, seed=3), **changes})
+    list(runner_on(engine).stream(asked, Cancel()))
+    session = engine.sessions[0]
+    assert isinstance(session, ForeseeingSession)
+    *known, last = session.foreseen
+    assert [draws is not None for draws in known] == [is_known]
+    assert last is None
+
+
+def test_a_sequence_whose_memory_was_given_to_others_knows_the_sampler_again() -> None:
+    engine = ForeseeingEngine()
+    sequence = CachedSequence(engine, CallerThread())
+    draws = Sampler(Sampling()).draws
+    sequence.foresee(draws)
+    sequence.feed([1, 2])
+    sequence.evict()
+    session = engine.sessions[-1]
+    assert session is sequence.session
+    assert isinstance(session, ForeseeingSession)
+    assert session.foreseen == [draws]
