@@ -359,6 +359,7 @@ class MemoryEstimate:
     free_bytes: int | None  # of a device's own memory: all of it; None: not told
     largest_context: int | None  # tokens, at most the package's; 0: not even LEAST; None: what is free is not told
     is_measured: bool  # by the formula of this device; else a plain estimate: the weights file and the KV
+    variants: tuple[str, ...] = ()  # of the graphs that it is for, for open_engine(); none: whatever the device may run
 
     @property
     def needed_bytes(self) -> int:

@@ -54,6 +54,9 @@ class OpenVINOOptions:
     """What the KV cache is stored as: "f32", "f16", "bf16", "u8"."""
     cache: str | Path | None = None
     """Folder for compiled models; None: in the user's cache folder."""
+    latents: bool | None = None
+    """Whether the device "openvino" keeps the latents of MLA, which takes less memory and more time; None: where whole
+    keys and values of the package's context do not fit in the free memory."""
     prompt: int = 1024
     """NPU: tokens that its prefill model takes at once; the rest of a longer prompt goes in small steps."""
     reply: int = 512
@@ -69,6 +72,8 @@ class OpenVINOOptions:
                 raise ValueError(f"{name} is {value!r}; expected a number of tokens, at least {least}.")
         if not isinstance(self.cache, str | Path | None) or self.cache == "":
             raise ValueError(f"cache is {self.cache!r}; expected the path of a folder.")
+        if not isinstance(self.latents, bool | None):
+            raise ValueError(f"latents is {self.latents!r}; expected True, False or None.")
         group = self.rounding_group
         if group is not None and (type(group) is not int or group < 0):
             raise ValueError(f"rounding_group is {group!r}; expected 0 (no rounding) or a number of values.")

@@ -65,8 +65,9 @@ weights are part of the tests.
   the size of keys. The results are the model's, but a token takes 11 to 85 times as many numbers. As float16: 324 KB in
   DeepSeek-V2-Lite and in Moonlight, 930 KB in MiniCPM3 4B, 940 KB in GLM 4.7 Flash, 5.7 MB in DeepSeek-V3. So do not
   ask for a quantized KV on `cpu`: that of DeepSeek-V2-Lite takes 6.1 KB a token and layer as int8. Prompts on one
-  device and tokens on another need KV of one kind: pairs with `cpu` are refused. DirectML,
-  llama.cpp's importance matrices and adapters at run time refuse MLA.
+  device and tokens on another need KV of one kind: pairs with `cpu` are refused. `openvino` keeps latents, 1.1 KB a
+  token and layer, where whole keys and values of the context (6.4 KB in DeepSeek-V2-Lite) do not fit in the free
+  memory. DirectML, llama.cpp's importance matrices and adapters at run time refuse MLA.
 - **Multi-token prediction heads (MTP)** of Qwen3-Next, Qwen 3.5, DeepSeek V3, R1, GLM 4.5, 4.6, 4.7 and 4.7 Flash are
   not part of an export; `embedllm mtp` adds them ([guide-python.md](guide-python.md#multi-token-prediction-heads)).
 

@@ -23,7 +23,7 @@ from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder, Eagle, Mlp, Moe
-from embedllm.package.entries import LATENT, Graph
+from embedllm.package.entries import LATENT, LATENT_AND_VALUES, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
     EAGLE,
@@ -36,10 +36,12 @@ from embedllm.package.graph_variants import (
     IMAGES_VARIANTS,
     MTP,
     OPENVINO,
+    OPENVINO_LATENT,
     VARIANTS,
     VISION_OPENVINO,
     VISION_VARIANTS,
     GraphVariant,
+    has_latents,
     qmoe_computes,
     qmoe_takes,
 )
@@ -52,7 +54,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OPENVINO = Graph(file=openvino_model.FILE, variant=OPENVINO, activations="float32")
-_OF_TEXT = (*(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VARIANTS), _OPENVINO)
+_OPENVINO_LATENT = Graph(
+    file=openvino_model.LATENT_FILE, variant=OPENVINO_LATENT, activations="float32", kv=LATENT_AND_VALUES
+)
+_OF_TEXT = (*(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VARIANTS), _OPENVINO,
+            _OPENVINO_LATENT)  # fmt: skip
 _OF_VISION = (
     *(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VISION_VARIANTS),
     Graph(file=openvino_vision.FILE, variant=VISION_OPENVINO, activations="float32"),
@@ -63,8 +69,8 @@ _OF_HEADS = (HIDDEN, EAGLE_HIDDEN, MTP, EAGLE, *FUSED.values())
 _OF_EXPERTS = {variant.name for variant in (*VARIANTS, *_OF_HEADS) if variant.fuses_experts}
 _GRAPHS = (*_OF_TEXT, *_OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
-# of a model without experts and vision encoder
-NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in _OF_EXPERTS)
+# of a model without experts, latents and vision encoder
+NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in (*_OF_EXPERTS, OPENVINO_LATENT))
 # for draft heads, no part of an export
 _HIDDEN = tuple(
     Graph(file=d.file, variant=d.name, activations=d.activations)
@@ -96,14 +102,17 @@ def described(graph: Graph, decoder: Decoder, packing: Mapping[str, Packing]) ->
     """A graph's entry with what its KV of this model holds."""
     known = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *_OF_HEADS)
     variant = next((one for one in known if one.name == graph.variant), None)
-    is_latent = variant is not None and variant.keeps_latent(decoder, packing)
+    if variant is None:
+        return graph
+    is_latent = variant.keeps_latent(decoder, packing)
     return dataclasses.replace(graph, kv=LATENT if is_latent else "")
 
 
 def build(variant_name: str, model: Model) -> bytes:
     """The file of one variant; the same bytes for the same model."""
-    if variant_name == OPENVINO:
-        return openvino_model.build(model.decoder, model.layout, model.packing)
+    if variant_name in (OPENVINO, OPENVINO_LATENT):
+        is_latent = variant_name == OPENVINO_LATENT
+        return openvino_model.build(model.decoder, model.layout, model.packing, is_latent=is_latent)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
     known = (*VARIANTS, *IMAGES_VARIANTS, *VISION_VARIANTS, *_OF_HEADS)
@@ -167,6 +176,8 @@ def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Pack
     """Why a model cannot have a variant; empty when it can."""
     if variant_name in _NAMES_OF_VISION:
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
+    if variant_name == OPENVINO_LATENT:
+        return "" if has_latents(decoder, packing) else "it has no latents of MLA that its matrices can be absorbed for"
     described = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *FUSED.values())
     reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
     if not reason and variant_name in _OF_EXPERTS and not fuses_experts(decoder, packing):

@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.files.safetensors_header import BYTES
-from embedllm.package.graph_variants import OPENVINO, VISION_OPENVINO
+from embedllm.package.graph_variants import OPENVINO, OPENVINO_LATENT, VISION_OPENVINO
 from embedllm.package.package import WEIGHTS
 
 if TYPE_CHECKING:
     import numpy as np
 
 CONSTANTS = "openvino.constants"  # shapes and numbers of the OpenVINO model, which has no other place for them
+LATENT_CONSTANTS = "openvino.latent.constants"  # of that which keeps the latents of MLA
 VISION_CONSTANTS = "openvino.vision.constants"  # the same of a vision encoder's
-CONSTANTS_OF = {OPENVINO: CONSTANTS, VISION_OPENVINO: VISION_CONSTANTS}  # by the variant that reads them
+# by the variant that reads them
+CONSTANTS_OF = {OPENVINO: CONSTANTS, OPENVINO_LATENT: LATENT_CONSTANTS, VISION_OPENVINO: VISION_CONSTANTS}
 PAGE = 4096  # bytes
 _LARGE = 1 << 16  # bytes; from here on a run starts at a page
 

@@ -25,6 +25,7 @@ from embedllm.package.graph_variants import (
     IMAGES,
     IMAGES_ON_GPU,
     OPENVINO,
+    OPENVINO_LATENT,
     QMOE,
     VARIANTS,
     VISION_OPENVINO,
@@ -242,7 +243,7 @@ def _open_vision(package: Package, graph: Graph) -> VisionEncoder | None:
 
 def _open(package: Package, graph: Graph) -> Engine | None:
     """The graph on this machine's CPU; None when its runtime is not installed."""
-    if graph.variant == OPENVINO:
+    if graph.variant in (OPENVINO, OPENVINO_LATENT):
         try:
             from embedllm.backends.openvino import engine as ov
             from embedllm.backends.openvino import runtime as ov_runtime

@@ -20,7 +20,16 @@ from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import CALIBRATED, EAGLE, EAGLE_HIDDEN, FUSED, HIDDEN, MTP, VARIANTS
+from embedllm.package.graph_variants import (
+    CALIBRATED,
+    EAGLE,
+    EAGLE_HIDDEN,
+    FUSED,
+    HIDDEN,
+    MTP,
+    OPENVINO_LATENT,
+    VARIANTS,
+)
 from embedllm.package.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
@@ -371,6 +380,7 @@ def _pair_unsupported(package: Package, *, kv: str | None, without_adapters: boo
 
 def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[str]) -> Unsupported:
     """allowed: of the variants that a device has, those that do what is asked."""
+    allowed = [one for one in allowed if one != OPENVINO_LATENT or package.decoder.uses_mla]
     rows = (one for one in (*VARIANTS, *CALIBRATED, HIDDEN) if one.name in allowed)
     reasons = {one.name: one.unsupported(package.decoder) for one in rows}
     refused = [reason for reason in reasons.values() if reason]

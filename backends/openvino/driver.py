@@ -25,7 +25,7 @@ from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system import hardware
 from embedllm.errors import DeviceError
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import HIDDEN, OPENVINO, STATEFUL
+from embedllm.package.graph_variants import HIDDEN, OPENVINO, OPENVINO_LATENT, STATEFUL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ _NAMES = (_CPU, _GPU, _NPU, _NPU_ON_CPU)
 _INSTALL = "pip install openvino, which is the extra embedllm[openvino]"
 _FREE_FORM = f"{_CPU}:"  # a target in OpenVINO's own words follows
 _PLUGINS = ("CPU", "GPU", "AUTO", "HETERO")  # with dynamic shapes
-_GRAPHS = (OPENVINO,)
+_GRAPHS, _CPU_GRAPHS = (OPENVINO,), (OPENVINO, OPENVINO_LATENT)
 _X86 = ("x86_64", "amd64")
 _TILED = b"experts.tiles"  # in the name of what export/openvino/mlp.py writes for experts in one operation
 _log = logging.getLogger("embedllm")
@@ -197,10 +197,10 @@ def _unsupported_on_npu(package: Package, kv: str | None) -> Unsupported | None:
 
 
 _ON_CPU = Capabilities(
-    variants=_GRAPHS,
-    exact=_GRAPHS,
-    kv={"int8": _GRAPHS},
-    hidden={HIDDEN.name: _GRAPHS},
+    variants=_CPU_GRAPHS,
+    exact=_CPU_GRAPHS,
+    kv={"int8": _CPU_GRAPHS},
+    hidden={HIDDEN.name: _CPU_GRAPHS},
     adapters=True,
     recurrent=True,
     chunks=True,
@@ -223,7 +223,15 @@ DRIVER = Driver(
             capabilities=_ON_CPU,
             free_form=_free_form,
             free_form_capabilities=replace(
-                _ON_CPU, adapters=False, uses_host_memory=False, speculates=False, footprints={}, hidden={}
+                _ON_CPU,
+                variants=_GRAPHS,
+                exact=_GRAPHS,
+                kv={"int8": _GRAPHS},
+                adapters=False,
+                uses_host_memory=False,
+                speculates=False,
+                footprints={},
+                hidden={},
             ),
             unsupported_package=_unsupported,
             facts=_facts,

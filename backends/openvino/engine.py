@@ -103,6 +103,7 @@ class OvEngine:
         """
         self.device = device
         self.package = package
+        self.graph = graph
         self.context = package.context
         self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         self.adapts = adapts
@@ -196,7 +197,7 @@ class OvSession:
         self._places = None if engine.images is None else open_places(engine.package.decoder, engine.images)
         self._context = engine.context
         self._model = engine.package.architecture
-        self._kv = kv_shapes(self._model)
+        self._kv = kv_shapes(self._model, engine.graph.kv)
         self.hidden = HiddenRows(engine.package.decoder.hidden) if engine.gives_hidden else None
         self._adapter: Adapter | None = None
         self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
@@ -262,8 +263,8 @@ class OvSession:
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
         if not self.position:  # the state of a new request has no shape yet
-            shapes = [(heads, 0, size) for heads, size in self._kv]
-            return [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for shape in shapes]
+            sizes = [((heads, 0, key), (heads, 0, value)) for heads, key, value in self._kv]
+            return [(np.empty(key, np.float32), np.empty(value, np.float32)) for key, value in sizes]
         with as_device_error("cannot give the KV away"):
             return [
                 (_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states

@@ -36,6 +36,7 @@ from embedllm.package.architecture import Vision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import LAST_HIDDEN_STATE
 from embedllm.package.package import WEIGHTS, Package
+from embedllm.package.tensors import kv_shapes
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 op = ov.opset13
@@ -97,6 +98,7 @@ class PagedEngine:
         self.gives_hidden = gives_hidden
         self.device = device
         self.package = package
+        self.kv = kv_shapes(package.decoder, graph.kv)
         self.context = package.context
         self.remedy = LARGER_EXPORT
         self.piece = _LONG_PIECE if package.files[WEIGHTS].bytes < _SMALL else _PIECE
@@ -253,7 +255,7 @@ class PagedSession:
         return [
             (read(f"key_cache.{layer}", self._blocks, start, stop),
              read(f"value_cache.{layer}", self._blocks, start, stop))
-            for layer in range(len(self._decoder.kv_attentions))
+            for layer in range(len(self._engine.kv))
         ]  # fmt: skip
 
     def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
@@ -263,7 +265,7 @@ class PagedSession:
         return [
             [(read(f"key_cache.{layer}", self._blocks, start, stop),
               read(f"value_cache.{layer}", self._blocks, start, stop))
-             for layer in range(len(self._decoder.kv_attentions))]
+             for layer in range(len(self._engine.kv))]
             for start, stop in spans
         ]  # fmt: skip
 
@@ -308,10 +310,11 @@ class PagedSession:
     def _count(self, state: KeyValues) -> int:
         """How many tokens a state has, of floats or as it is stored here; ValueError when it is of another model."""
         layouts = self._engine.blocks.layouts
-        keys = [layouts[f"key_cache.{layer}"] for layer in range(len(self._decoder.kv_attentions))]
-        if state and keys[0].holds(state[0][0]):
-            return check_state(state, [(key.heads, key.width) for key in keys], dtype=keys[0].dtype.name)
-        return check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
+        pairs = [(layouts[f"key_cache.{n}"], layouts[f"value_cache.{n}"]) for n in range(len(self._engine.kv))]
+        if state and pairs[0][0].holds(state[0][0]):
+            stored = [(key.heads, key.width, value.width) for key, value in pairs]
+            return check_state(state, stored, dtype=pairs[0][0].dtype.name)
+        return check_state(state, self._engine.kv)
 
     def _give_back(self) -> None:
         self._engine.blocks.give_back(self._blocks)

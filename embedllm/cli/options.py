@@ -184,8 +184,8 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
                      help="Quantize the KV cache to int8 or int4 (1/4 or 1/8 of float32); on the CPU this needs a "
                      "graph variant that 'embedllm graph' adds."),
         click.option("--openvino", multiple=True, metavar="KEY=VALUE", callback=_parse_openvino,
-                     help="OpenVINO options: precision, rounding_group, kv, cache, prompt, reply; see "
-                     "OpenVINOOptions. Repeatable."),
+                     help="OpenVINO options: precision, rounding_group, kv, cache, latents, prompt, reply; "
+                     "see OpenVINOOptions. Repeatable."),
         click.option("--draft", type=click.Path(path_type=Path), metavar="FOLDER",
                      help="Draft model for speculative decoding (same tokenizer), or FOLDER/mtp, FOLDER/eagle."),
         click.option("--adapter", type=click.Path(path_type=Path), metavar="PATH",
@@ -250,12 +250,20 @@ def _parse_openvino(ctx: click.Context, parameter: click.Parameter, values: tupl
         key, equals, text = value.partition("=")
         if key not in types or not equals:
             raise click.BadParameter(f"{value!r}: expected KEY=VALUE with one of the keys {', '.join(types)}.")
-        whole = "int" in types[key] and text.isdecimal()
-        given[key] = int(text) if whole else Path(text) if "Path" in types[key] else text
+        given[key] = _parsed(types[key], text)
     try:
         return OpenVINOOptions(**given) if given else None  # type: ignore[arg-type]  # it checks them
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def _parsed(type_: str, text: str) -> object:
+    """A text as the type of a field of OpenVINOOptions; the text itself where it is no such value."""
+    if "bool" in type_:
+        return {"true": True, "false": False}.get(text, text)
+    if "int" in type_ and text.isdecimal():
+        return int(text)
+    return Path(text) if "Path" in type_ else text
 
 
 def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -56,11 +56,13 @@ def open_first(
                 raise cannot_run(device, "; ".join(short), short[1])
             search.refuse(device, *short)
             continue
-        noted = "".join(f"; {note}" for note in probes.notes)
+        notes = [*probes.notes, *(f"by the graph '{variant}', for its memory" for variant in memory.variants)]
+        noted = "".join(f"; {note}" for note in notes)
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
-            engine = _open(suited, device, options, runtime(device), adapters, probes.variants, hidden_graph)
+            variants = {**probes.variants, device.name: memory.variants} if memory.variants else probes.variants
+            engine = _open(suited, device, options, runtime(device), adapters, variants, hidden_graph)
             return engine, memory, suited
         except DeviceError as error:
             failure = _unavailable(device, error)
@@ -81,8 +83,11 @@ def _memory_on(
     from embedllm.loading.memory_estimate import estimate_memory, shortfall
 
     exact, kv, adapter_bytes = options.exact, options.kv, sum(adapter.bytes for adapter in adapters or ())
-    memory = estimate_memory(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
-    return memory, shortfall(package, device, estimate=memory, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+    latents = options.openvino.latents if options.openvino else None
+    memory = estimate_memory(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes, latents=latents)
+    short = shortfall(package, device, estimate=memory, exact=exact, kv=kv, adapter_bytes=adapter_bytes,
+                      latents=latents)  # fmt: skip
+    return memory, short
 
 
 def _open(

@@ -14,7 +14,7 @@ from embedllm.backends.driver import Capabilities, MemoryFootprint
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Moe
-from embedllm.package.entries import LATENT
+from embedllm.package.entries import LATENT_AND_VALUES
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.graph_variants import VARIANTS
 from embedllm.package.package import Package
@@ -45,11 +45,12 @@ def estimate_memory(
     exact: bool = False,
     kv: str | None = None,
     adapter_bytes: int = 0,
+    latents: bool | None = None,
 ) -> MemoryEstimate:
     """What a model needs on an available device; of a pair, which holds two copies of the weights, both together.
 
     context: tokens of the sequence; None: as many as the package holds. kv: as in load().
-    adapter_bytes: of all adapters, which the halves of a pair share.
+    adapter_bytes: of all adapters, which the halves of a pair share. latents: as OpenVINOOptions has it.
     Raises ValueError for a context that the package cannot hold.
     """
     from embedllm.backends.devices import registry
@@ -60,10 +61,11 @@ def estimate_memory(
     parts = registry.parts(package, device, exact=exact)
     free = _free_bytes(parts)
 
-    def needs(tokens: int) -> MemoryEstimate:
-        found = [_needs(package, part, tokens, exact=exact, kv=kv) for part in parts]
+    def needs(tokens: int, variants: tuple[str, ...]) -> MemoryEstimate:
+        found = [_needs(package, part, tokens, exact=exact, kv=kv, variants=variants) for part in parts]
         return replace(
             found[0],
+            variants=variants,
             device=device.name,
             weights_bytes=sum(one.weights_bytes for one in found) + adapter_bytes,
             kv_bytes=max(one.kv_bytes for one in found),  # it is held once
@@ -72,11 +74,15 @@ def estimate_memory(
             is_measured=all(one.is_measured for one in found),
         )
 
+    variants = _of_latents(package, parts, exact=exact, kv=kv)
+    # docs/performance.md#mla: steps and prompts take longer over latents
+    if not latents and (latents is False or needs(package.context, ()).fits is not False):
+        variants = ()
     if free is None:
-        return needs(asked)
+        return needs(asked, variants)
     lengths = range(1, package.context + 1)
-    largest = bisect_right(lengths, free, key=lambda tokens: needs(tokens).needed_bytes)
-    return replace(needs(asked), largest_context=largest if largest >= min(LEAST, package.context) else 0)
+    largest = bisect_right(lengths, free, key=lambda tokens: needs(tokens, variants).needed_bytes)
+    return replace(needs(asked, variants), largest_context=largest if largest >= min(LEAST, package.context) else 0)
 
 
 def shortfall(
@@ -87,6 +93,7 @@ def shortfall(
     exact: bool = False,
     kv: str | None = None,
     adapter_bytes: int = 0,
+    latents: bool | None = None,
 ) -> Unsupported | None:
     """Why a device has too little memory for a model, and what helps; None when it fits, or when that is not told.
 
@@ -97,7 +104,8 @@ def shortfall(
     if estimate is not None and estimate.largest_context != 0:
         return None
     context = min(LEAST, package.context)
-    least = estimate_memory(package, device, context=context, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+    least = estimate_memory(package, device, context=context, exact=exact, kv=kv, adapter_bytes=adapter_bytes,
+                            latents=latents)  # fmt: skip
     if least.free_bytes is None or least.fits:
         return None
     reason = f"it has too little memory: '{package.name}' needs {least}; {least.free_bytes / 2**20:,.0f} MiB are free"
@@ -105,29 +113,39 @@ def shortfall(
     return Unsupported(reason, remedy)
 
 
-def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: str | None) -> MemoryEstimate:
+def _of_latents(package: Package, parts: list[Device], *, exact: bool, kv: str | None) -> tuple[str, ...]:
+    """The variants of graphs that keep latents beside those with whole keys and values, which a device prefers."""
+    if len(parts) > 1:
+        return ()
+    graphs = capabilities(parts[0]).graphs(package, exact=exact, kv=kv)
+    return tuple(graph.variant for graph in graphs if graph.kv == LATENT_AND_VALUES)
+
+
+def _needs(
+    package: Package, device: Device, tokens: int, *, exact: bool, kv: str | None, variants: tuple[str, ...]
+) -> MemoryEstimate:
     """On one device."""
     decoder = package.architecture
     can = capabilities(device)
     footprint = can.footprints.get(exact)
     weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, can, exact=exact), 0
-    graphs = can.graphs(package, exact=exact, kv=kv)
-    is_latent = bool(graphs) and graphs[0].kv == LATENT
+    graphs = can.graphs(package, exact=exact, kv=kv, variants=variants)
+    kept = graphs[0].kv if graphs else ""
     held_states = can.state_places * _state_bytes(decoder, graphs[0].variant if graphs else "")
     if can.dequantizes:
         weights = 4 * parameters(decoder)
     if isinstance(decoder, ExternalGraph):
         kv_bits = 2 * _FLOAT  # a step's KV is another copy
     elif footprint is not None:
-        weights = _OWN + _packed_bytes(package, footprint, is_latent=is_latent)
+        weights = _OWN + _packed_bytes(package, footprint, is_latent=bool(kept))
         kv_bits = min(footprint.kv_bits, _QUANTIZED.get(kv or "", _FLOAT))
-        scratch = _scratch(decoder, footprint, tokens, is_latent=is_latent)
+        scratch = _scratch(decoder, footprint, tokens, is_latent=bool(kept))
     return MemoryEstimate(
         model=package.name,
         device=device.name,
         context=tokens,
         weights_bytes=weights,
-        kv_bytes=int(_kv_values(decoder, can, tokens, is_latent=is_latent) * kv_bits / 8) + held_states,
+        kv_bytes=int(_kv_values(decoder, can, tokens, kept) * kv_bits / 8) + held_states,
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
@@ -135,9 +153,9 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
     )
 
 
-def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int, *, is_latent: bool) -> int:
-    """Of a sequence."""
-    values = kv_bytes(decoder, tokens, 1, is_latent=is_latent)
+def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int, kept: str) -> int:
+    """Of a sequence. kept: as Graph.kv has it."""
+    values = kv_bytes(decoder, tokens, 1, kv=kept)
     if not can.frees_windows or isinstance(decoder, ExternalGraph):
         return values
     if decoder.is_recurrent or decoder.encoder is not None:

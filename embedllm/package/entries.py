@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 LATENT = "latent"  # of MLA: keys are [rotary key, latent] of a token, one for all heads; there are no values
+LATENT_AND_VALUES = "latent-and-values"  # the same keys, and as values the latent once more: of OpenVINO's operators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,7 @@ class Graph:
     file: str
     variant: str
     activations: str  # "float32" or "float16"; the KV has the same type
-    kv: str = ""  # LATENT; empty: keys and values of every KV head
+    kv: str = ""  # LATENT, LATENT_AND_VALUES; empty: keys and values of every KV head
 
     def as_json(self) -> dict[str, str]:
         """The entry of a manifest."""

@@ -9,6 +9,16 @@ from embedllm.package.architecture import Decoder, Mlp, Moe
 from embedllm.package.packing import Packing
 
 
+def has_latents(decoder: Decoder, packing: Mapping[str, Packing]) -> bool:
+    """Whether a graph can compute the attention of a model on latents. packing: by the name of the matrix."""
+    attentions = decoder.attentions
+    if not attentions or any(each.mla is None for each in attentions):
+        return False
+    # columns in another order: the floats that absorption takes would have to be brought back
+    parts = [packing.get(part.name) for each in attentions for part in (each.k, each.v)]
+    return not any(part.column_order for part in parts if part is not None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphVariant:
     """One variant of graph: which operators with which attributes, in which types."""
@@ -65,11 +75,7 @@ class GraphVariant:
 
     def keeps_latent(self, decoder: Decoder, packing: Mapping[str, Packing]) -> bool:
         """Whether the KV of its graph of a model holds latents. packing: by the name of the matrix."""
-        attentions = decoder.attentions
-        if not self.latent_kv or not attentions or any(each.mla is None for each in attentions):
-            return False
-        # columns in another order: the floats that absorption takes would have to be brought back
-        return not any(packing[part.name].column_order for each in attentions for part in (each.k, each.v))
+        return self.latent_kv and has_latents(decoder, packing)
 
     def takes_images(self, decoder: Decoder) -> bool:
         """Whether its graph of a model has inputs for images."""
@@ -335,6 +341,7 @@ HIDDEN_FROM = "hidden_from"  # input: the first position whose hidden state is w
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
 VISION_OPENVINO = "vision-openvino"  # the variant of a vision encoder's OpenVINO model
 OPENVINO = "openvino"  # the variant of the OpenVINO model, whose operators need no table
+OPENVINO_LATENT = "openvino-latent"  # of one whose KV holds the latents of MLA
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
 OPENVINO_SSM_CONTEXT = "layers.{}.ssm.context"  # what a second mixer beside attention found

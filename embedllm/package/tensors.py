@@ -28,6 +28,7 @@ from embedllm.package.architecture import (
     ShortConv,
     Vision,
 )
+from embedllm.package.entries import LATENT_AND_VALUES
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.recurrent_state import mixer_states
 
@@ -382,22 +383,19 @@ def kv_windows(decoder: Decoder) -> tuple[int | None, ...]:
     return tuple(None if None in found else max(window or 0 for window in found) for found in windows)
 
 
-def kv_shapes(decoder: Decoder | ExternalGraph) -> list[tuple[int, int]]:
-    """By layer that keeps keys and values: KV heads, and the size of each."""
+def kv_shapes(decoder: Decoder | ExternalGraph, kv: str = "") -> list[tuple[int, int, int]]:
+    """By layer that keeps keys and values: KV heads, and the sizes of a key and of a value. kv: as Graph has it."""
     if isinstance(decoder, ExternalGraph):
-        return [(heads, size) for heads, size in decoder.kv]
-    return [(attention.kv_heads, attention.head_dim) for attention in decoder.kv_attentions]
+        return [(heads, size, size) for heads, size in decoder.kv]
+    if not kv:
+        return [(one.kv_heads, one.head_dim, one.head_dim) for one in decoder.kv_attentions]
+    ranks = [one.mla.kv.rows if one.mla and kv == LATENT_AND_VALUES else 0 for one in decoder.kv_attentions]
+    return [(1, one.latent_dim, rank) for one, rank in zip(decoder.kv_attentions, ranks, strict=True)]
 
 
-def kv_bytes(
-    decoder: Decoder | ExternalGraph, tokens: int, bytes_per_value: int = 4, *, is_latent: bool = False
-) -> int:
-    """Memory of the KV cache for that many tokens. is_latent: of a graph that keeps latents (Graph.kv)."""
-    if isinstance(decoder, ExternalGraph):
-        return sum(2 * heads * size for heads, size in decoder.kv) * bytes_per_value * tokens
-    if decoder.encoder is not None:
+def kv_bytes(decoder: Decoder | ExternalGraph, tokens: int, bytes_per_value: int = 4, *, kv: str = "") -> int:
+    """Memory of the KV cache for that many tokens. kv: as Graph has it."""
+    if isinstance(decoder, Decoder) and decoder.encoder is not None:
         return 0
-    if is_latent:
-        return sum(attention.latent_dim for attention in decoder.kv_attentions) * bytes_per_value * tokens
-    per_token = sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
+    per_token = sum(heads * (key + value) for heads, key, value in kv_shapes(decoder, kv))
     return per_token * bytes_per_value * tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from embedllm.export.openvino.elementwise import capped, multiplied, multiplied_by, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.export.openvino.mla import latent_qkv, latent_values
+from embedllm.export.openvino.mla import absorbed_qkv, absorbed_values, latent_qkv, latent_values
 from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Norm
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
 
@@ -69,18 +69,22 @@ def temperatures(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTe
 class Attentions:
     """Writes the attention of a decoder's layers."""
 
-    def __init__(self, products: Products, decoder: Decoder, shared: Shared) -> None:
+    def __init__(self, products: Products, decoder: Decoder, shared: Shared, *, is_latent: bool = False) -> None:
+        """is_latent: the KV holds the latents of MLA, which all layers have."""
         self.ir = products.ir
         self._products = products
         self._rotated = [rope.rotary_dim for rope in decoder.ropes]
         self._shared = shared
         self._decoder = decoder
+        self._is_latent = is_latent
         self._known: list[tuple[Value, Value]] = []  # keys and values of all tokens, by their numbers
 
     def context(self, index: int, attention: Attention, x: Value) -> Value:
         """q, k and v in one product; rotation; the KV as variables; attention. [B, T, heads * D]."""
         ir = self.ir
-        if attention.kv_from is None:
+        if self._is_latent:
+            q, key, value = self._appended_latents(index, attention, x)
+        elif attention.kv_from is None:
             q, key, value = self._appended(index, attention, x)
         else:
             q = self._products.linear(x, [attention.q], "qkv")
@@ -90,10 +94,12 @@ class Attentions:
         if attention.temperature is not None:
             q = ir.op("Multiply", [q, self._shared.temperatures[attention.temperature]], "q.temperature", **BROADCAST)
         seen = self._seen(index, attention, q, key, value)
+        if self._is_latent:
+            seen = absorbed_values(self._products, attention, seen)
         merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
-        columns = attention.heads * attention.head_dim
-        if attention.mla is not None:
-            merged, columns = latent_values(ir, attention.mla, merged), attention.o.columns
+        if attention.mla is not None and not self._is_latent:
+            merged = latent_values(ir, attention.mla, merged)
+        columns = attention.heads * attention.head_dim if attention.mla is None else attention.o.columns
         name = "context" if attention.gate is None else "context.open"
         flat = ir.op("Reshape", [merged, ir.constant([0, 0, columns])], name, special_zero=True)
         if attention.gate is None:
@@ -108,11 +114,19 @@ class Attentions:
         k = self._normed_and_rotated(attention, k, attention.kv_heads, attention.k_norm, "k")
         v = self._heads(attention, v, attention.kv_heads, attention.v_norm, "v")
         number = self._decoder.kv_number(index)
-        known_keys = self._remembered(number, "key", k, attention)
+        known_keys = self._remembered(number, "key", k, attention.kv_heads, attention.head_dim)
         keys = self._repeated("key", known_keys, attention)
-        known_values = self._remembered(number, "value", v, attention)
+        known_values = self._remembered(number, "value", v, attention.kv_heads, attention.head_dim)
         self._known.append((known_keys, known_values))
         return q, keys, self._repeated("value", known_values, attention)
+
+    def _appended_latents(self, index: int, attention: Attention, x: Value) -> tuple[Value, Value, Value]:
+        """Queries for latents, and the latents of all tokens as keys and as values, which have one KV head."""
+        assert attention.mla is not None  # as is_latent says
+        q, key, value = absorbed_qkv(self._products, attention, attention.mla, x, self._rotation)
+        number = self._decoder.kv_number(index)
+        keys = self._remembered(number, "key", key, 1, attention.latent_dim)
+        return q, keys, self._remembered(number, "value", value, 1, attention.mla.kv.rows)
 
     def _qkv(self, attention: Attention, x: Value) -> list[Value]:
         """Each [B, T, heads * D]."""
@@ -141,12 +155,12 @@ class Attentions:
         split = normed(ir, split, norm, f"{name}.norm")
         return ir.op("Transpose", [split, ir.constant([0, 2, 1, 3])], f"{name}.by_head")
 
-    def _rotation(self, attention: Attention, x: Value, name: str) -> Value:
-        """The leading dimensions of every head rotated; the rest pass through."""
+    def _rotation(self, attention: Attention, x: Value, name: str, *, head_dim: int = 0) -> Value:
+        """The leading dimensions of every head rotated; the rest pass through. head_dim: 0: that of the attention."""
         ir, rope = self.ir, attention.rope
         if rope is None:
             return x
-        rest = attention.head_dim - self._rotated[rope]
+        rest = (head_dim or attention.head_dim) - self._rotated[rope]
         if not rest:
             return self._rotated_halves(x, rope, f"{name}.rotated", name)
         lengths = ir.constant([self._rotated[rope], rest])
@@ -176,7 +190,7 @@ class Attentions:
         if self._shared.added_scores is not None:
             mask = ir.op("Add", [self._shared.added_scores(attention, q, key), mask], "mask.with_scores", **BROADCAST)
         inputs = [q, key, value, mask]
-        if attention.scale is not None or attention.sinks:
+        if attention.scale is not None or attention.sinks or self._is_latent:
             inputs.append(ir.constant(_scale(attention), "f32"))
         if attention.sinks:
             inputs.append(self._sinks(index, attention))
@@ -212,11 +226,11 @@ class Attentions:
     def _sinks(self, index: int, attention: Attention) -> Value:
         return self.ir.stored([sinks_name(index)], "f32", [1, attention.heads, 1, 1])
 
-    def _remembered(self, number: int, part: str, new: Value, attention: Attention) -> Value:
-        """What is known of all tokens, the new ones among them, [B, kv heads, total, D]."""
+    def _remembered(self, number: int, part: str, new: Value, heads: int, size: int) -> Value:
+        """What is known of all tokens, the new ones among them, [B, KV heads, total, D]."""
         if self._shared.beams is None:
             return new
-        ir, heads, size = self.ir, attention.kv_heads, attention.head_dim
+        ir = self.ir
         # the name that optimum-intel gives, by which openvino-genai finds its way
         variable = f"past_key_values.{number}.{part}present.{number}.{part}"
         parts = [self._shared.batch, *(ir.constant([n]) for n in (heads, 0, size))]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.layout import Layout
+from embedllm.export.layout import CONSTANTS, LATENT_CONSTANTS, Layout
 from embedllm.export.openvino import altup as streams
 from embedllm.export.openvino.attention import Attentions, Shared, rotations, temperatures
 from embedllm.export.openvino.elementwise import activated, capped, multiplied, normed
@@ -36,24 +36,29 @@ from embedllm.package.architecture import (
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import scale_name
 
-FILE = "openvino_model.xml"
+FILE, LATENT_FILE = "openvino_model.xml", "openvino_model.latent.xml"
 
 
-def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> str:
-    """The model of a decoder, as the text of an IR file. packing: by the name of the matrix."""
-    return _Emitter(Ir(layout), decoder, packing).model().xml(decoder.model_type)
+def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], *, is_latent: bool = False) -> str:
+    """The model of a decoder, as the text of an IR file.
+
+    packing: by the name of the matrix. is_latent: the KV holds latents, where has_latents() says that it can.
+    """
+    ir = Ir(layout, LATENT_CONSTANTS if is_latent else CONSTANTS)
+    return _Emitter(ir, decoder, packing, is_latent=is_latent).model().xml(decoder.model_type)
 
 
-def constants(decoder: Decoder, packing: Mapping[str, Packing]) -> bytes:
+def constants(decoder: Decoder, packing: Mapping[str, Packing], *, is_latent: bool = False) -> bytes:
     """The small constants that the model needs, to be stored as one entry of the weights file."""
-    return _Emitter(Ir(None), decoder, packing).model().pool
+    return _Emitter(Ir(None), decoder, packing, is_latent=is_latent).model().pool
 
 
 class _Emitter:
     """Writes the parts of a decoder."""
 
-    def __init__(self, ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
+    def __init__(self, ir: Ir, decoder: Decoder, packing: Mapping[str, Packing], *, is_latent: bool) -> None:
         self.ir = ir
+        self.is_latent = is_latent
         self.decoder = decoder
         self.products = Products(ir, packing)
 
@@ -71,7 +76,7 @@ class _Emitter:
         scales = temperatures(ir, decoder, positions)
         shared = Shared(batch=batch, beams=beams, rope_tables=rope_tables, masks=seen, chunk_masks=in_chunks,
                         temperatures=scales)  # fmt: skip
-        attentions = Attentions(self.products, decoder, shared)
+        attentions = Attentions(self.products, decoder, shared, is_latent=self.is_latent)
         recurrent = Recurrent(self.products, batch=batch, beams=beams)
         x = self.embedded(ids, positions)
         per_layer_inputs = (

@@ -111,6 +111,22 @@ class Products:
             and all(self.ir.are_neighbours([f"{matrix.name}.{kind}" for matrix in matrices]) for kind in kinds)
         )
 
+    def unpacked(self, matrix: Linear, name: str) -> Value:
+        """A matrix [rows, columns] as floats, which the plugin makes when it compiles: no chain that stays packed."""
+        ir, packing, columns = self.ir, self._packing.get(matrix.name), self._stored_columns(matrix)
+        floats = self._floats([matrix], name, is_single=True)
+        if packing is not None and packing.has_minimum:
+            minimums = ir.op("Unsqueeze", [self._minimums([matrix], packing, name), ir.constant(-1)],
+                             f"{name}.minimums.apart")  # fmt: skip
+            shape = ir.constant([matrix.rows, packing.groups(matrix.columns), packing.group_size])
+            groups = ir.op("Reshape", [floats, shape], f"{name}.groups", special_zero=False)
+            added = ir.op("Add", [groups, minimums], f"{name}.dequantized", **BROADCAST)
+            floats = ir.op("Reshape", [added, ir.constant([matrix.rows, columns])], f"{name}.rows", special_zero=False)
+        if columns == matrix.columns:
+            return floats
+        bounds = [ir.constant([value]) for value in (0, matrix.columns, 1, 1)]
+        return ir.op("Slice", [floats, *bounds], f"{name}.columns")
+
     def _in_order(self, x: Value, order: str, columns: int, name: str) -> Value:
         """x with its last dimension in the order of a matrix's columns."""
         ir, key = self.ir, (x, order)
@@ -119,10 +135,11 @@ class Products:
             self._ordered[key] = ir.op("Gather", [x, places, ir.constant(-1)], f"{name}.in_order", batch_dims=0)
         return self._ordered[key]
 
-    def _floats(self, parts: Sequence[Linear], name: str, *, experts: int = 0) -> Value:
+    def _floats(self, parts: Sequence[Linear], name: str, *, experts: int = 0, is_single: bool = False) -> Value:
         """The float weights of neighbouring matrices, [rows, stored columns], by the chain that plugins keep packed.
 
         experts: their number where the matrices are of one each: [experts, rows, stored columns].
+        is_single: in float32 throughout, as a plugin may compute what it does not keep packed as it is written.
         """
         ir, packing = self.ir, self._packing.get(parts[0].name)
         rows = [experts, parts[0].rows] if experts else [sum(part.rows for part in parts)]
@@ -134,7 +151,7 @@ class Products:
             halves = ir.stored(weights, "f16", [*rows, columns])
             return ir.op("Convert", [halves], f"{name}.floats", type="f32", destination_type="f32")
         groups = packing.groups(columns)
-        kind, wide = f"u{packing.bits}", packing.scale_bits == 32
+        kind, wide = f"u{packing.bits}", packing.scale_bits == 32 or is_single
         floats = "f32" if wide else "f16"
 
         def converted(value: Value, what: str) -> Value:
@@ -153,7 +170,9 @@ class Products:
                 zero = ir.op("Slice", [zero, *bounds], f"{name}.zero.given")
         if zero is not None:
             values = ir.op("Subtract", [values, converted(zero, "zero")], f"{name}.centred", **BROADCAST)
-        scale = ir.stored([f"{part.name}.scale" for part in parts], floats, [*rows, groups, 1])
+        scale = ir.stored([f"{part.name}.scale" for part in parts], f"f{packing.scale_bits}", [*rows, groups, 1])
+        if scale.type != floats:
+            scale = converted(scale, "scale")
         scaled = ir.op("Multiply", [values, scale], f"{name}.scaled", **BROADCAST)
         flat = ir.op("Reshape", [scaled, ir.constant([*rows, columns])], f"{name}.flat", special_zero=False)
         return flat if wide else ir.op("Convert", [flat], f"{name}.floats", type="f32", destination_type="f32")

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Layout
+from embedllm.export.layout import CONSTANTS, LATENT_CONSTANTS, VISION_CONSTANTS, Layout
 from embedllm.export.openvino import decoder as decoder_model
 from embedllm.export.openvino import encoder as encoder_model
 from embedllm.export.openvino import vision as vision_model
 from embedllm.package.architecture import Decoder
+from embedllm.package.graph_variants import has_latents
 from embedllm.package.packing import Packing
 
-FILE = decoder_model.FILE
+FILE, LATENT_FILE = decoder_model.FILE, decoder_model.LATENT_FILE
 
 
-def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> bytes:
-    """The file of the model; its weights are in the weights file of the layout."""
+def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], *, is_latent: bool = False) -> bytes:
+    """The file of the model; its weights are in the weights file of the layout. is_latent: its KV holds latents."""
+    if is_latent:
+        return decoder_model.build(decoder, layout, packing, is_latent=True).encode()
     emitter = decoder_model if decoder.encoder is None else encoder_model
     return emitter.build(decoder, layout, packing).encode()
 
 
 def constants(decoder: Decoder, packing: Mapping[str, Packing]) -> dict[str, bytes]:
-    """The small constants of the model, and of that of a vision encoder: by their entry in the weights file."""
+    """The small constants of the model and of what else there is of it: by their entry in the weights file."""
     emitter = decoder_model if decoder.encoder is None else encoder_model
     found = {CONSTANTS: emitter.constants(decoder, packing)}
+    if has_latents(decoder, packing):
+        found[LATENT_CONSTANTS] = decoder_model.constants(decoder, packing, is_latent=True)
     if decoder.vision is not None:
         found[VISION_CONSTANTS] = vision_model.constants(decoder, packing)
     return found

@@ -1,6 +1,6 @@
 """A layer of multi-head latent attention (MLA) on the CPU: whole keys and values, and latents, interleaved.
 
-    python tests/benchmarks/bench_mla.py [--heads 16] [--rank 512] [--nope 128] [--value 128] [--hidden 2048]
+    python tests/benchmarks/bench_mla.py [--device openvino] [--heads 16] [--rank 512] [--nope 128] [--hidden 2048]
 
 The shape is that of DeepSeek-V2-Lite, with a dense mlp of about the size of the experts that a token passes. A layer is
 the difference of a model of three layers and one of one layer, by two: the last layer of a model computes the last
@@ -34,8 +34,7 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.graphs import stored_layout
 from embedllm.export.onnx.decoder import build
 from embedllm.files.atomic import write_json
-from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import FLOAT32
+from embedllm.package.graph_variants import FLOAT32, OPENVINO, OPENVINO_LATENT
 from embedllm.package.package import MANIFEST, Package, open_package, sha256
 from embedllm.package.packing import packings
 from embedllm.package.tensors import kv_bytes
@@ -58,8 +57,13 @@ def package(options: argparse.Namespace, layers: int, folder: Path, form: str) -
               "qk_rope_head_dim": 64, "qk_nope_head_dim": options.nope, "v_head_dim": options.value,
               "n_routed_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "hidden_act": "silu",
               "n_shared_experts": None, "tie_word_embeddings": True}  # fmt: skip
-    described_package(folder, describe(Config(config), None), Recipe(method="nearest"), variant=FLOAT32.name)
+    variant = FLOAT32.name
+    if options.device == "openvino":
+        variant = OPENVINO if form == "whole" else OPENVINO_LATENT
+    described_package(folder, describe(Config(config), None), Recipe(method="nearest"), variant=variant)
     found = open_package(folder)
+    if variant != FLOAT32.name:
+        return found
     return found if form == "latent" else whole(found)
 
 
@@ -112,15 +116,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sessions: dict[tuple[str, int], Session] = {}
         for form in FORMS:
-            decoder: Decoder | None = None
             for layers in LAYERS:
                 found = package(options, layers, Path(folder) / f"{form}-{layers}", form)
                 runtime = RuntimeOptions(threads=options.threads)
                 sessions[form, layers] = open_engine(found, device(options.device), runtime=runtime).open()
-                decoder = found.decoder
-            assert decoder is not None
-            per_token = kv_bytes(decoder, 1, is_latent=form == "latent") // len(decoder.layers)
-            print(f"{form}: {per_token:,} bytes a token and layer")
+                if layers == 1:
+                    values = kv_bytes(found.decoder, 1, 1, kv=found.graphs[0].kv)
+                    print(f"{form}: {values:,} numbers a token and layer")
         for length in (0, *LENGTHS):
             for session in sessions.values():
                 while session.position < length:

@@ -68,7 +68,7 @@ def test_the_cpu_and_the_reference_need_no_probe() -> None:
 def test_a_device_is_listed_before_and_after_its_probe(doubtful: str) -> None:
     before = listed(doubtful)
     assert (before.is_probed, before.probe) == (True, None)
-    assert before.note == "openvino; not probed yet, --probe does it now"
+    assert before.note == "openvino or openvino-latent; not probed yet, --probe does it now"
     after = listed(doubtful, probe=True)
     assert after.note.startswith("openvino, probed: right to 0.0")
     assert listed(doubtful) == after
@@ -80,7 +80,8 @@ def test_a_device_whose_probe_failed_is_not_available(doubtful: str, monkeypatch
     assert not failed.probed_device.available
     assert failed.note.startswith("the probe crashed (")
     assert failed.note.endswith("EMBEDLLM_PROBE=off to use it all the same)")
-    assert listed(doubtful).note == "openvino; not probed yet, --probe does it now"  # it may go better next time
+    # it may go better next time
+    assert listed(doubtful).note == "openvino or openvino-latent; not probed yet, --probe does it now"
 
 
 def test_a_device_that_computes_wrongly_is_not_available(doubtful: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from embedllm.files.version import __version__
 from embedllm.kv_cache.prefix_cache import PREFIX_CACHE_BYTES
 from embedllm.loading.load import load
 from embedllm.package.architecture import Moe
-from embedllm.package.entries import LATENT
 from embedllm.package.package import Package
 from embedllm.package.packing import packings
 from embedllm.package.tensors import kv_bytes, linears, norms
@@ -134,8 +133,8 @@ def kv_bytes_per_token(package: Package, device: str, *, exact: bool) -> float |
     footprint, graphs = can.footprints.get(exact), can.graphs(package, exact=exact)
     if footprint is None:
         return None
-    is_latent = bool(graphs) and graphs[0].kv == LATENT
-    return kv_bytes(package.architecture, 1, 1, is_latent=is_latent) * footprint.kv_bits / 8
+    kept = graphs[0].kv if graphs else ""
+    return kv_bytes(package.architecture, 1, 1, kv=kept) * footprint.kv_bits / 8
 
 
 def _capabilities(device: str) -> Capabilities:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from embedllm.export.layout import CONSTANTS_OF
 from embedllm.files.safetensors_header import Tensor, TensorFile
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import DIRECTML, KV_SCALES, OPENVINO, VISION_OPENVINO, WASM
+from embedllm.package.graph_variants import DIRECTML, KV_SCALES, OPENVINO, OPENVINO_LATENT, VISION_OPENVINO, WASM
 from embedllm.package.package import WEIGHTS, Package
 from embedllm.package.wasm_floats import FLOATS, float_spans
 
@@ -56,7 +56,7 @@ def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
     if fault := package.damaged.get(graph.variant):
         found = None, None, (fault,)
     else:
-        is_ir = graph.variant in (OPENVINO, VISION_OPENVINO)
+        is_ir = graph.variant in (OPENVINO, OPENVINO_LATENT, VISION_OPENVINO)
         found = (_look_at_ir if is_ir else _look_at_onnx)(package, graph, header)
     weights, unused, problems = found or (None, None, ())
     return GraphReport(

@@ -34,8 +34,8 @@ _FIELDS = {
 }
 _NORMS, _ROTARY, _GRAPH, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "graph", "gaps", "header", "other"
 # of entries, by their names
-_OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "openvino.vision": _GRAPH, "gap": _GAPS,
-           PATCHES: _VISION}  # fmt: skip
+_OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "openvino.vision": _GRAPH,
+           "openvino.latent": _GRAPH, "gap": _GAPS, PATCHES: _VISION}  # fmt: skip
 _KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _GRAPH, _OTHER, _GAPS, _HEADER)
 
 
@@ -213,7 +213,7 @@ def memory(
 
 
 def _memory(decoder: Decoder | ExternalGraph, weights_bytes: int, context: int, *, is_latent: bool) -> Memory:
-    float32 = kv_bytes(decoder, context, 4, is_latent=is_latent) + state_bytes(decoder)
+    float32 = kv_bytes(decoder, context, 4, kv=LATENT if is_latent else "") + state_bytes(decoder)
     float16 = kv_bytes(decoder, context, 2) + state_bytes(decoder)
     return Memory(
         context=context,
