@@ -23,6 +23,7 @@ export class Decoder {
     this.layers = architecture.layers
       .filter((/** @type {any} */ layer) => layer.attention.kv_from === undefined)
       .map((/** @type {any} */ layer) => ({ kvHeads: layer.attention.kv_heads, headDim: layer.attention.head_dim }));
+    this.sharesKv = architecture.layers.some((/** @type {any} */ { attention }) => attention.kv_from !== undefined);
     /** those of products, each once @type {Map<string, Matrix>} */
     this.matrices = new Map();
     collect({ ...architecture, vision: undefined }, this.matrices); // images/ reads the encoder's by itself

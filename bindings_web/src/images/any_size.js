@@ -1,14 +1,17 @@
 // What images of any size take, beside what those in tiles do: loaded with the first image of a model that reads such.
 
 import { DynamicSizeProcessor } from "./dynamic_size.js";
+import { gemma4Rule } from "./gemma4.js";
 import { pixtralRule } from "./pixtral.js";
 import { qwenRule } from "./qwen_vl.js";
 import { Settings } from "./settings.js";
 
 export { ImagePlaces } from "./places.js";
+export { WholeImages } from "./whole_images.js";
 
 /** By the name of the processor in transformers. */
 const RULES = {
+  Gemma4Processor: gemma4Rule,
   PixtralProcessor: pixtralRule,
   Qwen2VLProcessor: qwenRule,
   Qwen2_5_VLProcessor: qwenRule,

@@ -10,9 +10,10 @@ import { CLIP_MEAN, CLIP_STD } from "./settings.js";
  * @import { Rgb } from "./resize.js"
  * @import { Settings } from "./settings.js"
  * @typedef {[width: number, height: number]} Size
- * @typedef {{placeholder: string, row: string, end: string, size: (width: number, height: number) => Size}} Rule
- *   placeholder: what the chat template writes for an image; row: between lines of features; end: behind the last;
- *   size: in pixels, sides of whole squares
+ * @typedef {{placeholder: string, start?: string, row: string, end: string, pixels?: ReturnType<Settings["pixels"]>,
+ *   size: (width: number, height: number) => Size}} Rule
+ *   placeholder: what the chat template writes for an image; start: before the features; row: between lines of them; end:
+ *   behind the last; pixels: where they are not as settings say; size: in pixels, sides of whole squares
  */
 
 const MOST_SCORE_BYTES = 1 << 30; // of attention, which has them of all heads at once; a wasm memory has 4 GB
@@ -24,7 +25,7 @@ export class DynamicSizeProcessor {
 
   /** @param {Settings} settings @param {any} vision of the manifest's architecture @param {Rule} rule */
   constructor(settings, vision, rule) {
-    this.#pixels = settings.pixels({ resample: 3, mean: CLIP_MEAN, std: CLIP_STD });
+    this.#pixels = rule.pixels ?? settings.pixels({ resample: 3, mean: CLIP_MEAN, std: CLIP_STD });
     this.#vision = vision;
     this.#rule = rule;
     this.placeholder = rule.placeholder;
@@ -33,7 +34,8 @@ export class DynamicSizeProcessor {
   /** What takes its place in the prompt: a token for each row of features. @param {number} width @param {number} height */
   promptText(width, height) {
     const [rows, columns] = this.grid(width, height);
-    return new Array(rows).fill(this.placeholder.repeat(columns)).join(this.#rule.row) + this.#rule.end;
+    const { start = "", row, end } = this.#rule;
+    return start + new Array(rows).fill(this.placeholder.repeat(columns)).join(row) + end;
   }
 
   /** @param {number} width @param {number} height */

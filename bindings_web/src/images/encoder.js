@@ -20,14 +20,14 @@ const ON_CPU = "vision-float32";
  */
 export async function openEncoder(loaded, processor) {
   const { package: opened, device, engine, graph: decoder } = loaded;
-  const { window, bidirectional } = /** @type {any} */ (opened.manifest.architecture).vision;
+  const { window, bidirectional, bidirectional_in_windows } = /** @type {any} */ (opened.manifest.architecture).vision;
   const hasGpu = device.name !== "wasm";
   const isOnGpu = hasGpu && engine.attendsToMany && !window;
   if (hasGpu && !isOnGpu) {
     const why = window ? "attention in a page's GPU has no mask of windows" : "this GPU's attention is wrong over many tokens";
     console.info(`embedllm: images are encoded on the CPU: ${why} (docs/webgpu.md#faults)`);
   }
-  if (!bidirectional && !(await (await opened.file(decoder.file)).text()).includes("image_features")) {
+  if (!bidirectional && !bidirectional_in_windows && !(await (await opened.file(decoder.file)).text()).includes("image_features")) {
     throw lacking(decoder.variant);
   }
   const { ort, session, activations } = await openSession(loaded, isOnGpu ? VARIANTS[decoder.variant] : ON_CPU, isOnGpu);

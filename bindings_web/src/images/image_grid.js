@@ -20,17 +20,19 @@ export function gridInputs(vision, width, height) {
   });
   const places = { row: order.map((place) => Math.floor(place / columns)), column: order.map((place) => place % columns) };
   const inputs = { patch_order: longs(order), ...rotations(vision, places) };
-  if (vision.positions) Object.assign(inputs, corners(vision.positions.rows, [places.row, rows], [places.column, columns]));
+  if (vision.positions_by_axis) Object.assign(inputs, byAxis(vision.positions.rows / 2, places));
+  else if (vision.positions) Object.assign(inputs, corners(vision.positions.rows, [places.row, rows], [places.column, columns]));
   if (vision.window) Object.assign(inputs, windows(vision.window, square, rows / merge, wide));
   return inputs;
 }
 
 /**
- * 2-D RoPE: half of the pairs by the row, half by the column.
+ * 2-D RoPE: half of the pairs by the row, half by the column; the other way round with `rope_column_first`.
  *
  * @param {any} vision @param {{row: number[], column: number[]}} places @returns {Record<string, Input>}
  */
-function rotations({ layers: [{ attention }], rope_base: base, rope_interleaved: alternates }, { row, column }) {
+function rotations({ layers: [{ attention }], rope_base: base, rope_interleaved: alternates, rope_column_first: isSwapped }, places) {
+  const [row, column] = isSwapped ? [places.column, places.row] : [places.row, places.column];
   const half = attention.head_dim / 2; // pairs
   const [byRow, byColumn] = [0, alternates ? 1 : 0].map((shift) =>
     Array.from({ length: half / 2 }, (_, pair) =>
@@ -47,6 +49,19 @@ function rotations({ layers: [{ attention }], rope_base: base, rope_interleaved:
   }
   const dims = [row.length, half];
   return { rope_cos: { type: "float32", data: cos, dims }, rope_sin: { type: "float32", data: sin, dims } };
+}
+
+/**
+ * The learned positions of the column and of the row of each patch, and their weights, which are 1.
+ *
+ * @param {number} side most patches along a side @param {{row: number[], column: number[]}} places @returns {Record<string, Input>}
+ */
+function byAxis(side, { row, column }) {
+  const count = row.length;
+  return {
+    position_rows: longs([...column, ...row.map((place) => side + place)], [2, count]),
+    position_weights: { type: "float32", data: new Float32Array(2 * count).fill(1), dims: [2, count, 1] },
+  };
 }
 
 /**

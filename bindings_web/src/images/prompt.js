@@ -74,9 +74,10 @@ export class ModelImages {
       const { TilingProcessor } = await import("./processor.js");
       return new ModelImages(loaded, new TilingProcessor(texts, vision, tokenizer.named));
     }
-    const { ImagePlaces, openProcessor } = await import("./any_size.js");
+    const { ImagePlaces, WholeImages, openProcessor } = await import("./any_size.js");
+    const whole = vision.bidirectional_in_windows ? new WholeImages(loaded) : null;
     const places = rope.mrope ? new ImagePlaces(await loaded.package.file(WEIGHTS), rope) : null;
-    return new ModelImages(loaded, openProcessor(texts, vision, tokenizer.named), places);
+    return new ModelImages(loaded, openProcessor(texts, vision, tokenizer.named), places, whole);
   }
 
   /**

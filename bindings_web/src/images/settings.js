@@ -79,14 +79,15 @@ export class Settings {
    * How pixels are resized and normalized. mean, std: of values from 0 to 255, of each channel.
    *
    * @param {{resample: number, mean: number | number[], std: number | number[]}} usual mean and std of values from 0 to 1
+   * @param {boolean} [normalizes] where the settings do not say
    * @returns {{resample: number, mean: number[], std: number[]}}
    */
-  pixels(usual) {
+  pixels(usual, normalizes = true) {
     const isKernel = (/** @type {any} */ value) => Number.isInteger(value) && value >= 0 && value <= 5;
     const resample = this.#checked("resample", usual.resample, isKernel, "0 to 5, one of Pillow's kernels");
     const isFactor = (/** @type {any} */ value) => typeof value === "number" && value > 0 && value <= 1;
     const factor = this.flag("do_rescale", true) ? this.#checked("rescale_factor", 1 / 255, isFactor, "above 0, at most 1") : 1;
-    const isNormalized = this.flag("do_normalize", true);
+    const isNormalized = this.flag("do_normalize", normalizes);
     const mean = isNormalized ? this.#three("image_mean", usual.mean, -Infinity) : [0, 0, 0];
     const std = isNormalized ? this.#three("image_std", usual.std, 0) : [1, 1, 1];
     return { resample, mean: mean.map((one) => one / factor), std: std.map((one) => one / factor) };

@@ -2,7 +2,6 @@
 
 const NO_KIND = undefined; // of tiles: the first kind of encoders, which manifests do not name
 const KINDS = [NO_KIND, "DynamicVision"];
-const POOLER = "PatchPooler"; // of Gemma 4
 const ON_A_DESKTOP = "use the device 'cpu' of a desktop";
 
 /**
@@ -12,7 +11,7 @@ const ON_A_DESKTOP = "use the device 'cpu' of a desktop";
  * @returns {[reason: string, remedy: string] | null}
  */
 export function imagesRefusal({ vision }) {
-  if (!KINDS.includes(vision.kind) || vision.merger?.kind === POOLER) {
+  if (!KINDS.includes(vision.kind)) {
     return ["browsers do not run its vision encoder", ON_A_DESKTOP];
   }
   return null;

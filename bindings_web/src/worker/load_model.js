@@ -28,6 +28,7 @@ const WEIGHTS = "weights.safetensors";
 /** Most that the matrices may have as floats: with what ONNX Runtime makes of them, half of a wasm memory's 4 GB. */
 const MOST_FLOAT_BYTES = 1 << 30;
 const UNPACKED = "wasm-float32";
+const SHARED = "its layers share keys and values, of which onnxruntime-web 1.30 makes NaN on the CPU";
 
 const TRIED_CONTEXT = 128; // tokens; a trial has fewer
 /** Of a device's memory, that the floats of a trial may take: they are a second copy, which nobody asked for. */
@@ -114,6 +115,7 @@ async function ordered(wish, wished, { manifest }, { context, floatBytes }, thre
 async function graphFor(device, { manifest }, decoder, { base, urls }) {
   let variants = device.variants ?? [];
   if (device.name === "wasm") {
+    if (decoder.sharesKv) return { reason: SHARED, remedy: "use 'webgpu'" };
     variants = variants.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
   } else {
     const { probe } = await import("../engine/probe.js");
