@@ -1,4 +1,7 @@
-"""Models of images of any size against transformers: tiny random ones of its own classes, from pixels to tokens."""
+"""Models of images of any size against transformers: tiny random ones of its own classes, from pixels to tokens.
+
+On GPUs, beside torch: .ci/lavapipe.sh pytest -m "peer and webgpu" tests/export/architectures/test_dynamic_vision.py
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import embedllm
 from embedllm import Model
 from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import image_ids, images_of, place_images
+from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
 from tests.support.dynamic_vision import (
     IMAGE_TOKEN,
@@ -32,6 +36,7 @@ pytestmark = pytest.mark.peer
 TOLERANCE = 1e-4  # of the spread: both sides compute in float32
 RECURRENT = 3e-4  # the rounding of a state adds up over the tokens: 0.00011 in 20 of them
 REPLY = 12  # tokens
+DEVICES = ("reference", "cpu", "openvino", pytest.param("webgpu", marks=pytest.mark.webgpu))
 WITHOUT_TYPES = ("mistral3", "lfm2_vl")  # those whose positions images do not move
 WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
 PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
@@ -60,9 +65,13 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Made(theirs, convert(root / "checkpoint", root / "package", Recipe(bits=32)))
 
 
-@pytest.fixture(scope="module", params=["reference", "cpu", "openvino"])
+@pytest.fixture(scope="module", params=DEVICES)
 def llm(request: pytest.FixtureRequest, made: Made) -> Iterator[Model]:
-    with embedllm.load(made.package, device=request.param, exact=request.param != "reference") as opened:
+    try:
+        opened = embedllm.load(made.package, device=request.param, exact=request.param != "reference")
+    except DeviceUnavailable as error:
+        pytest.skip(str(error))
+    with opened:
         yield opened
 
 
