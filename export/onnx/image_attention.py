@@ -1,6 +1,7 @@
-"""Attention of the tokens of an image to one another, in plain operators behind a GroupQueryAttention that appends.
+"""Attention in plain operators, behind a GroupQueryAttention that appends.
 
-For providers whose GroupQueryAttention is causal only. They are few tokens, read once.
+Of the tokens of an image to one another, for providers whose GroupQueryAttention is causal only: they are few.
+And of layers that read the keys of another one, for those that do not attend without new keys.
 """
 
 from __future__ import annotations
