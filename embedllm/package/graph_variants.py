@@ -35,9 +35,8 @@ class GraphVariant:
     gathers_blocks: bool
     # GroupQueryAttention takes q, k and v side by side, rotates q and k, and keeps to a window
     whole_attention: bool = True
-    # it attends where another layer has made the keys, so that there are no new ones (onnxruntime-web's on wasm: 1.30)
-    shared_kv: bool = True
-    shared_kv_in_windows: bool = True  # and keeps to a window there (WebGPU's: 0.4.0)
+    # it does keep to a window where another layer has made the keys, so that there are no new ones (WebGPU's: 0.4.0)
+    shared_kv_in_windows: bool = True
     lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
     reads_halves: bool = True  # operators take float16 as it is stored; else the runtime makes float32 of it at load
     ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group
@@ -265,7 +264,6 @@ WASM = replace(
     latent_kv=False,
     chunks=False,
     recurrent=False,
-    shared_kv=False,
 )
 # for the CPU, of mixtures of experts; its operator is in ONNX Runtime 1.32 and later, and not exact
 QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True)

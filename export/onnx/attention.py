@@ -33,11 +33,6 @@ def rotates_inside(attention: Attention, decoder: Decoder) -> bool:
     return not rotated % _ROTARY_MULTIPLE and not attention.head_dim % _ROTARY_MULTIPLE
 
 
-def attends_plainly(attention: Attention, variant: GraphVariant) -> bool:
-    """Whether plain operators attend, which see all that is held."""
-    return variant.appends_only or (attention.kv_from is not None and not variant.shared_kv)
-
-
 def masks_window(attention: Attention, variant: GraphVariant) -> bool:
     """Whether a window is in what is added to scores, since the operator does not keep to it."""
     return attention.window is not None and attention.kv_from is not None and not variant.shared_kv_in_windows
@@ -79,7 +74,7 @@ class Attentions:
         """Appends to the KV and attends: [B, T, heads * D]."""
         if attention.mla is not None and self.latents is not None:
             return self.latents.attend(self.decoder.kv_number(index), attention, attention.mla, normed)
-        if attends_plainly(attention, self.variant):
+        if self.variant.appends_only:
             number, qkv, bias = self.decoder.kv_number(index), self.apart(attention, normed), self.bias(attention)
             return attend_plainly(self.graph, attention, number, qkv, self.lengths, self.total(), bias)
         graph = self.graph
@@ -267,7 +262,7 @@ class Attentions:
             return self.chunk_mask(chunk)
         window = attention.window if attention.window and attention.window < self.decoder.context else 0
         sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention)
-        if attends_plainly(attention, self.variant):
+        if self.variant.appends_only:
             return self.window_mask(window, causal=not sees_whole) if window or not sees_whole else ""
         is_masked = window and (sees_whole or masks_window(attention, self.variant))
         return self.window_mask(window, causal=False) if is_masked else ""

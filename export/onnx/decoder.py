@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.altup import AltUpWriter
-from embedllm.export.onnx.attention import Attentions, attends_plainly, masks_window, rotates_inside
+from embedllm.export.onnx.attention import Attentions, masks_window, rotates_inside
 from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
@@ -394,10 +394,7 @@ def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
     if (
         decoder.chunk
         or variant.bidirectional
-        or any(
-            each.temperature is not None or masks_window(each, variant) or attends_plainly(each, variant)
-            for each in decoder.attentions
-        )
+        or any(each.temperature is not None or masks_window(each, variant) for each in decoder.attentions)
     ):
         return True
     rotated = (attention for attention in decoder.attentions if attention.rope is not None)

@@ -1,7 +1,6 @@
-"""Attention in plain operators, behind a GroupQueryAttention that appends.
+"""Attention of the tokens of an image to one another, in plain operators behind a GroupQueryAttention that appends.
 
-Of the tokens of an image to one another, for providers whose GroupQueryAttention is causal only: they are few.
-And of layers that read the keys of another one, for those that do not attend without new keys.
+For providers whose GroupQueryAttention is causal only. They are few tokens, read once.
 """
 
 from __future__ import annotations

@@ -162,16 +162,15 @@ def test_text_of_a_model_that_sees_is_as_on_the_desktop(
     assert found == expected
 
 
-@pytest.mark.parametrize("device", ["wasm", "webgpu-software"])
-def test_layers_that_share_keys_give_the_logits_of_the_desktop(
-    device: str, page: Page, web_server: WebServer, tmp_path: Path
+def test_layers_that_share_keys_keep_to_their_windows_on_webgpu(
+    page: Page, web_server: WebServer, tmp_path: Path
 ) -> None:
-    """Gemma 4's E2B and E4B. WebGPU's attention would forget their windows, and that of wasm gives no numbers."""
+    """Gemma 4's E2B and E4B; its attention would not: docs/webgpu.md#faults."""
     config = {**gemma4_config(text={"sliding_window": 8}), "vision_config": None}
     folder = convert(gemma4_checkpoint(tmp_path / "checkpoint", config=config), tmp_path / "package", Recipe())
     tokens = some_tokens(20, open_package(folder).decoder.vocabulary)
-    opened(page, web_server, folder, device)
-    found, logits = greedy(page, tokens, steps := STEPS[device])
+    opened(page, web_server, folder, "webgpu-software")
+    found, logits = greedy(page, tokens, steps := STEPS["webgpu-software"])
     expected, first = reference(folder, tokens, steps)
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
     assert found == expected
