@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,22 @@ def asked(width: int, height: int) -> list[Any]:
     return [{"role": "user", "content": parts}]
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function that exports a size in 4 bits, once. kv_shared: of how many layers keys and values are others'."""
+
+    @cache
+    def export(size: str, kv_shared: int | None = None) -> Path:
+        root = tmp_path_factory.mktemp(size)
+        config = None if kv_shared is None else gemma4_config(size, {"num_kv_shared_layers": kv_shared})
+        return convert(gemma4_checkpoint(root / "checkpoint", size, config), root / "package", Recipe(bits=4))
+
+    return export
+
+
 @pytest.mark.parametrize("size", CONFIGS)
-def test_quantized_graphs_follow_the_reference(tmp_path: Path, size: str) -> None:
-    package = convert(gemma4_checkpoint(tmp_path / "checkpoint", size), tmp_path / "package", Recipe(bits=4))
+def test_quantized_graphs_follow_the_reference(exported: Callable[..., Path], size: str) -> None:
+    package = exported(size)
     verified = verify_folder(package)
     assert {"vision.onnx", "openvino_vision_embeddings_model.xml"} <= verified.keys()
     assert ("model.images.onnx" in verified) == (size == "large")
@@ -43,10 +58,9 @@ def attributes(node: onnx.NodeProto) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("file", ["model.fp16.onnx", "model.webgpu.onnx", "model.fp32.onnx"])
-def test_windows_of_layers_that_share_keys_are_masks_on_webgpu(tmp_path: Path, file: str) -> None:
+def test_windows_of_layers_that_share_keys_are_masks_on_webgpu(exported: Callable[..., Path], file: str) -> None:
     """Its operator forgets them there: docs/webgpu.md#faults."""
-    package = convert(gemma4_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe(bits=4))
-    graph = onnx.load(str(package / file), load_external_data=False).graph
+    graph = onnx.load(str(exported("small") / file), load_external_data=False).graph
     attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
     windows = ["local_window_size" in attributes(node) for node in attentions]
     masks = [len(node.input) > 10 and bool(node.input[10]) for node in attentions]
@@ -56,10 +70,11 @@ def test_windows_of_layers_that_share_keys_are_masks_on_webgpu(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("file", ["model.images.fp16.onnx", "model.images.webgpu.onnx"])
-def test_graphs_of_gpus_attend_in_both_directions_in_layers_with_a_window_only(tmp_path: Path, file: str) -> None:
+def test_graphs_of_gpus_attend_in_both_directions_in_layers_with_a_window_only(
+    exported: Callable[..., Path], file: str
+) -> None:
     """CUDA's operator does; WebGPU's appends, and plain operators attend with what hides later keys in other layers."""
-    config = gemma4_config("large", {"num_kv_shared_layers": 3})  # the last three layers read the keys of two others
-    package = convert(gemma4_checkpoint(tmp_path / "checkpoint", "large", config), tmp_path / "package", Recipe(bits=4))
+    package = exported("large", kv_shared=3)  # the last three layers read the keys of two others
     graph = onnx.load(str(package / file), load_external_data=False).graph
     attentions = [attributes(node) for node in graph.node if node.op_type == "GroupQueryAttention"]
     if file == "model.images.webgpu.onnx":
@@ -72,8 +87,8 @@ def test_graphs_of_gpus_attend_in_both_directions_in_layers_with_a_window_only(t
 
 
 @pytest.mark.parametrize("size", CONFIGS)
-def test_encoders_of_gpus_are_written(tmp_path: Path, size: str) -> None:
-    package = convert(gemma4_checkpoint(tmp_path / "checkpoint", size), tmp_path / "package", Recipe(bits=4))
+def test_encoders_of_gpus_are_written(exported: Callable[..., Path], size: str) -> None:
+    package = exported(size)
     for file in ("vision.fp16.onnx", "vision.fp32.onnx"):
         graph = onnx.load(str(package / file), load_external_data=False).graph
         clips = sum(node.op_type == "Clip" for node in graph.node)

@@ -69,8 +69,8 @@ def test_a_step_is_a_part_of_the_farthest_number_with_a_margin(
             np.testing.assert_array_equal(stored[f"layers.{index}.kv.{kind}_scale"], expected)
 
 
-def test_without_a_text_the_model_says_something_and_always_the_same(made: Callable[..., Path]) -> None:
-    package = open_package(made())
+def test_without_a_text_the_model_says_something_and_always_the_same(tiny_package: MakePackage) -> None:
+    package = open_package(tiny_package("qwen3"))
     float_graph = (package.folder / FLOAT32.file).read_bytes()
     found = kv_scales(package, float_graph, 8), kv_scales(package, float_graph, 8)
     for once, again in zip(*found, strict=True):
