@@ -126,7 +126,7 @@ def _files(prefix: str, folder: Path) -> Iterator[Path]:
 
 def _of_a_browser(folder: Path) -> Iterator[Path]:
     """A model's files but for the graphs of the desktop."""
-    of_the_desktop = {"openvino_model.xml", "model.dml.onnx", "model.fp16.onnx"}
+    of_the_desktop = {"openvino_model.xml", "openvino_model.latent.xml", "model.dml.onnx", "model.fp16.onnx"}
     yield from sorted(file for file in folder.iterdir() if file.is_file() and file.name not in of_the_desktop)
 
 

@@ -14,6 +14,7 @@ from embedllm.backends.devices.registry import open_engine
 from embedllm.backends.openvino.engine import OvEngine, OvSession
 from embedllm.backends.openvino.paged_engine import PagedEngine, PagedSession
 from embedllm.backends.reference.engine import ReferenceEngine
+from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
 from embedllm.loading import memory_estimate
@@ -194,17 +195,24 @@ def test_prefixes_conversations_and_guesses_go_on_working(exported: Path, tmp_pa
         assert llm.generate(PROMPT, sampling=GREEDY, max_tokens=1).statistics.cached_tokens == 0
 
 
-def test_a_folder_of_before_has_whole_keys_and_values(exported: Path, tmp_path: Path) -> None:
+def test_a_folder_of_before_runs_with_whole_keys_and_values(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its weights file has no constants of the graph with latents."""
-    older = described_package(tmp_path / "older", open_package(exported).decoder, Recipe(method="nearest"),
-                              variant=OPENVINO)  # fmt: skip
-    with pytest.raises(ValueError, match="latents is 'yes'"):
-        OpenVINOOptions(latents="yes")  # type: ignore[arg-type]  # as the command line gives it
-    found = estimate_memory(open_package(older), device("openvino"), latents=True)
-    assert found.variants == ()
-    shutil.copytree(exported, tmp_path / "again")
-    (tmp_path / "again" / "openvino_model.latent.xml").unlink()
-    write_variant(tmp_path / "again", OPENVINO_LATENT)
-    assert (tmp_path / "again" / "openvino_model.latent.xml").read_bytes() == (
-        exported / "openvino_model.latent.xml"
-    ).read_bytes()
+    with monkeypatch.context() as before:
+        before.setattr("embedllm.export.openvino.model.has_latents", lambda *_: False)
+        decoder = open_package(exported).decoder
+        folder = described_package(tmp_path / "older", decoder, Recipe(method="nearest"), variant=OPENVINO)
+    older = open_package(folder)
+    assert estimate_memory(older, device("openvino"), latents=True).variants == ()
+    close(fed(paged(older).open()), expected(older))
+    with pytest.raises(ExportError, match="Export the model again"):
+        write_variant(folder, OPENVINO_LATENT)
+
+
+def test_the_graph_can_be_written_again(exported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported, tmp_path / "again")
+    name = "openvino_model.latent.xml"
+    (folder / name).unlink()
+    write_variant(folder, OPENVINO_LATENT)
+    assert (folder / name).read_bytes() == (exported / name).read_bytes()

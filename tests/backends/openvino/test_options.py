@@ -21,6 +21,7 @@ from tests.cli.test_commands import embed
         ({"kv": "u4"}, "kv is 'u4'; expected one of f32, f16, bf16, u8."),
         ({"cache": ""}, "cache is ''; expected the path of a folder."),
         ({"cache": 3}, "cache is 3; expected the path of a folder."),
+        ({"latents": "yes"}, "latents is 'yes'; expected True, False or None."),
         ({"prompt": 0}, "prompt is 0; expected a number of tokens, at least 1."),
         ({"prompt": "64"}, "prompt is '64'; expected a number of tokens, at least 1."),
         ({"reply": True}, "reply is True; expected a number of tokens, at least 1."),
@@ -61,12 +62,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[OpenVINOOptions | None]:
 
 
 def test_every_key_reaches_the_model(given: list[OpenVINOOptions | None]) -> None:
-    pairs = "precision=f32 rounding_group=0 kv=u8 cache=/some/where prompt=64 reply=32"
+    pairs = "precision=f32 rounding_group=0 kv=u8 cache=/some/where latents=true prompt=64 reply=32"
     options = [part for pair in pairs.split() for part in ("--openvino", pair)]
     assert embed("run", *options, "hello").stderr == "error: loaded\n"
     (found,) = given
     assert found is not None
     assert (found.precision, found.rounding_group, found.kv) == ("f32", 0, "u8")
+    assert found.latents is True
     assert (found.cache, found.prompt, found.reply) == (Path("/some/where"), 64, 32)
 
 
@@ -82,6 +84,7 @@ def test_without_the_option_nothing_is_chosen(given: list[OpenVINOOptions | None
         ("kv", "'kv': expected KEY=VALUE"),
         ("=1", "'=1': expected KEY=VALUE"),
         ("kv=u4", "kv is 'u4'; expected one of f32, f16, bf16, u8."),
+        ("latents=1", "latents is '1'; expected True, False or None."),
         ("prompt=many", "prompt is 'many'; expected a number of tokens, at least 1."),
         ("prompt=-3", "prompt is '-3'; expected a number of tokens, at least 1."),
     ],
