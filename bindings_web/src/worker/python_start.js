@@ -60,7 +60,7 @@ function keep(python, snapshot, loading) {
   try {
     bytes = python.makeMemorySnapshot();
   } catch (error) {
-    console.debug("embedllm: Python starts anew at each visit, because", error);
+    console.debug("embedllm: Python starts again at each visit, because", error);
     return;
   }
   loading.then(() => snapshot.keep(bytes)).catch(() => {}); // nothing is lost but time
