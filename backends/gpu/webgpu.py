@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from embedllm.package.package import Package
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Unsupported
+    from embedllm.backends.gpu.webgpu_guesses import ForeseeingSession
     from embedllm.backends.images import ImageFeatures
     from embedllm.types import Logits
 
@@ -257,7 +258,7 @@ class WebGpuEngine:
 
     def _start_guesser(self) -> Guesser | None:
         """What lets sampled steps run ahead; None, where that does not work."""
-        if self.package.decoder.is_recurrent or os.environ.get(CAPTURE) == "greedy":
+        if os.environ.get(CAPTURE) == "greedy":
             return None
         session = None
         try:
@@ -266,8 +267,9 @@ class WebGpuEngine:
             self.give_back(buffers)
             if isinstance(buffers, StepBuffers) and (failure := buffers.guess().run.failure):
                 raise DeviceError(failure)
-            session = CapturedSession(self, 0)
-            check_guesses(session, list(range(min(SAFE, self.context // 2, self.package.decoder.vocabulary))))
+            session = self.open()
+            tokens = list(range(min(SAFE, self.context // 2, self.package.decoder.vocabulary)))
+            check_guesses(cast("ForeseeingSession", session), tokens)
             return self.guesser
         except Exception as error:  # noqa: BLE001 - whatever it is, steps run one by one
             _log.info("sampled steps of '%s' do not run ahead here: %s", self.package.name, first_line(error))

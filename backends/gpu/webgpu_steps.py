@@ -206,9 +206,11 @@ class CapturedSession(UnbatchedSession):
 
     def _run_guessed(self, guesses: Guesses, given: tuple[int, int] | None) -> None:
         """Runs steps ahead, each with the guess behind the one before."""
-        count, guess = self._count_ahead(ROWS), self._steps().guess()
+        steps = self._steps()
+        guess, half = steps.guess(), (steps.states.most_ahead + 1) // 2
+        count = self._count_ahead(min(ROWS, half))
         self._gpu.write(guess.numbers, guesses.numbers(count))
-        self._run_steps(count, given, guess=guess)
+        self._run_steps(count, given, behind=self._frontier - self.position, guess=guess)
         self._frontier, guesses.running = self._frontier + count, count
 
     def _row(self) -> Logits:

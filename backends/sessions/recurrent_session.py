@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from embedllm.backends.base import Engine, FeedsAll, GivesHidden, Interruptible, Session, TakesAdapters
+from embedllm.backends.base import Engine, FeedsAll, Foresees, GivesHidden, Interruptible, Session, TakesAdapters
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.images import images_of
 from embedllm.package.recurrent_state import state_bytes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from embedllm.backends.base import HiddenRows
     from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
+    from embedllm.sampling.draws import Draws
     from embedllm.types import F32, Logits
 
 _MOST = 16  # copies of a sequence
@@ -78,6 +79,10 @@ class StatefulSession(Generic[S]):
 
     def adapt(self, adapter: Adapter | None) -> None:
         self._plain.adapt(adapter)
+
+    def foresee(self, draws: Draws | None) -> None:
+        if isinstance(self._plain, Foresees):
+            self._plain.foresee(draws)
 
     def interrupt(self, stop: bool = True) -> None:
         if isinstance(self._plain, Interruptible):

@@ -17,7 +17,7 @@ import pytest
 
 import embedllm
 from embedllm import Completion, Sampling
-from embedllm.backends.base import Device, Interrupted, Session
+from embedllm.backends.base import Device, Foresees, Interrupted, Session
 from embedllm.backends.gpu import webgpu_steps
 from embedllm.backends.gpu.recurrent_session import CapturedRecurrentSession, RecurrentSession
 from embedllm.backends.gpu.webgpu import WebGpuEngine
@@ -28,6 +28,7 @@ from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.export import Recipe, convert
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
+from embedllm.sampling.sampler import Sampler
 from embedllm.types import Logits
 from tests.support.recurrent_checks import differences
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_granite_hybrid, tiny_lfm2, tiny_nemotron_h, tiny_qwen3_5
@@ -153,6 +154,32 @@ def test_steps_that_ran_ahead_leave_no_trace(model: Loaded, monkeypatch: pytest.
         logits = session.feed(tokens[-1:])
         exact = ReferenceEngine(model.package).open().feed_all(tokens)
         np.testing.assert_allclose(values(logits), exact[-1], atol=CLOSE * float(np.ptp(exact)), rtol=0)
+    assert max(ahead) == PLACES - 2
+    session.close()
+
+
+def test_sampled_steps_that_ran_ahead_leave_no_trace(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is that of the tokens before it, whatever was guessed; here some guesses are made wrong."""
+    assert model.captured.guesser is not None
+    monkeypatch.setattr(webgpu_steps, "_AHEAD_S", 60.0)
+    session, sampler, ahead = model.captured.open(), Sampler(Sampling(seed=5)), set[int]()
+    assert isinstance(session, Foresees)
+    session.foresee(sampler.draws)
+    row, tokens = session.feed(PROMPT), list(PROMPT)
+    plain = plain_of(session)
+    for turn in range(24):
+        chosen = sampler.pick(row).token
+        tokens.append(7 if turn % 11 == 10 else chosen)
+        row = session.feed(tokens[-1:])
+        ahead.add(plain._frontier - plain.position)
+        exact = ReferenceEngine(model.package).open().feed_all(tokens)
+        np.testing.assert_allclose(values(row), exact[-1], atol=CLOSE * float(np.ptp(exact)), rtol=0)
+        if turn == 17:
+            session.rewind(len(tokens) - 4)
+            del tokens[-4:]
+            tokens.append(5)
+            row = session.feed(tokens[-1:])
+    assert plain._guesses is not None
     assert max(ahead) == PLACES - 2
     session.close()
 
