@@ -29,6 +29,7 @@ from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_guesses import Guesser, check_guesses
 from embedllm.backends.gpu.webgpu_kv import KvCopier
+from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.gpu.webgpu_vision import with_plain_attention
 from embedllm.backends.ort import plugins
@@ -109,6 +110,7 @@ class WebGpuEngine:
         self.graph_ids = itertools.count(1)
         self.captures = os.environ.get(CAPTURE) != "0" if capture is None else capture
         self.guesser: Guesser | None = None
+        self.pace: Pace | None = None
         self._spare: list[Buffers] = []
         self.copier = self._start_copier()
         self.images: ImageFeatures | None = None
@@ -126,6 +128,7 @@ class WebGpuEngine:
             )
             if self.captures:
                 self.guesser = self._start_guesser()
+                self.pace = Pace()  # not before: what is checked runs ahead
                 return
             check_assignments(self.session, _HEAVY, device, "please report it")
             self._warm_up()

@@ -15,6 +15,7 @@ import numpy as np
 
 from embedllm.backends.gpu.webgpu_capture import CapturedRun, CapturingGpu
 from embedllm.backends.gpu.webgpu_draws import DIGITS, NUMBERS, ROWS, draws_graph, guess_of, numbers_of
+from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.backends.ort.runtime import ort, recording_options
 from embedllm.errors import DeviceError
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -52,6 +53,7 @@ class GuessingGpu(CapturingGpu, Protocol):
     """What guessed steps need of their engine."""
 
     guesser: Guesser | None  # None: sampled steps do not run ahead
+    pace: Pace | None  # None: all that are foreseen run ahead
 
 
 class GuessBuffers:
@@ -86,6 +88,11 @@ class Guesses:
     def is_empty(self) -> bool:
         """Whether no row was read that is not given yet."""
         return not self._rows
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was guessed, or all of it is forgotten."""
+        return self.is_empty and not self.running and self._latest is None
 
     @property
     def pays(self) -> bool:

@@ -33,7 +33,7 @@ HOMES = {
     "google": ("embedllm.profiling.inspection.",),  # protobuf, whose errors onnx raises
     "httpx2": ("embedllm.integrations.mcp.",),
     "huggingface_hub": ("embedllm.hub.", "embedllm.loading.hub_cache"),
-    "jinja2": ("embedllm.text.jinja_sandbox",),
+    "jinja2": ("embedllm.text.jinja_sandbox", "embedllm.web.preload"),
     "js": ("embedllm.backends.browser.",),  # this and "pyodide" are there in Pyodide only
     "h11": ("embedllm.server.run",),  # uvicorn brings it
     "jsonschema": ("embedllm.tools.arguments", "embedllm.openai.schema"),

@@ -18,6 +18,7 @@ from embedllm.backends.gpu import webgpu, webgpu_guesses, webgpu_steps
 from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.backends.gpu.webgpu_capture import CapturedRun
 from embedllm.backends.gpu.webgpu_guesses import Guesses
+from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.request import Request
@@ -63,6 +64,7 @@ def engine_of(package: Package, device: Device) -> WebGpuEngine:
 def ahead(package: Package, device: Device) -> Iterator[Runner]:
     engine = engine_of(package, device)
     assert engine.guesser is not None
+    engine.pace = None  # ahead, whether or not that is the faster way here
     runner = Runner(engine, Letters())
     yield runner
     runner.close()
@@ -153,6 +155,20 @@ def test_wrong_guesses_change_nothing_and_end_where_they_are_many(
     assert not all(checked)
     if wrong_every == 1:
         assert len(checked) < 12  # then one by one
+
+
+def test_both_ways_are_tried_on_the_first_tokens(
+    ahead: Runner, singly: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = Pace()
+    monkeypatch.setattr(ahead.engine, "pace", pace)
+    ways = list[bool]()
+    note = pace.note
+    monkeypatch.setattr(pace, "note", lambda *step: (note(*step), ways.append(pace.is_ahead)))
+    asked = request(OPTIONS[1], seed=3, max_tokens=90)
+    assert same(reply(ahead, asked), reply(singly, asked))
+    assert ways[0] is False
+    assert True in ways
 
 
 def test_stops_leave_a_sequence_that_goes_on_rightly(ahead: Runner, singly: Runner) -> None:
