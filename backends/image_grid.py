@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.images import check_tile
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.graph_variants import (
     PATCH_ORDER,
     POSITIONS,
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Linear, Vision
+    from embedllm.package.architecture.vision import Vision
+    from embedllm.package.architecture.weights import Linear
     from embedllm.types import F32
 
 

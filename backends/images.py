@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.backends.base import ImageInput, VisionEncoder
-    from embedllm.package.architecture import Vision
+    from embedllm.package.architecture.vision import Vision
     from embedllm.types import F32
 
 FIRST_ID = 1 << 62  # of those that stand for images; an int64 holds all of them

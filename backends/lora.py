@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import PackageError
-from embedllm.package.architecture import Decoder, Linear, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.lora.adapter import Adapter
 from embedllm.package.tensors import linears, mixer_products
 

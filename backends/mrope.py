@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.backends.images import ImageFeatures
-    from embedllm.package.architecture import Decoder, Mrope, Rope
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.rope import Mrope, Rope
     from embedllm.types import F32
 
 

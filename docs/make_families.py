@@ -170,7 +170,7 @@ from dataclasses import replace
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
@@ -204,7 +204,7 @@ def describe(config: Config) -> Decoder:
    fails, and so does a tensor that the description misses. Then run `python docs/make_families.py --write`.
 
 Where no field of [Shape](../export/architectures/_shared/decoder_shape.py) or
-[Decoder](../embedllm/package/architecture.py) says what a family has, add one: there, in
+[Decoder](../embedllm/package/architecture/decoder.py) says what a family has, add one: there, in
 [backends/reference/layers.py](../backends/reference/layers.py), and in both graph emitters
 ([export/onnx](../export/onnx), [export/openvino](../export/openvino)).
 """

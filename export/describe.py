@@ -15,7 +15,7 @@ from embedllm.export.gguf.source import GgufSource
 from embedllm.export.gguf.tensors import GgufTensors
 from embedllm.export.open_source import Checkpoint
 from embedllm.export.recipe import Recipe, incompatible_option
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe_checkpoint(

@@ -33,7 +33,7 @@ from embedllm.export.writing.stream import (
 )
 from embedllm.files.atomic import write_json
 from embedllm.hub.location import Location
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.entries import Graph
 from embedllm.package.features import features_of
 from embedllm.package.graph_variants import FUSED, GraphVariant

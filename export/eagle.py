@@ -15,7 +15,11 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.draft_head import Head, HeadKind, add_head, renamed
 from embedllm.export.graphs import EAGLE_FOLDER
 from embedllm.export.open_source import Checkpoint
-from embedllm.package.architecture import Attention, Decoder, Eagle, Layer, Linear
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.draft_head import Eagle
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN
 from embedllm.package.package import Package
 

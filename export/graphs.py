@@ -22,7 +22,9 @@ from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
-from embedllm.package.architecture import Decoder, Eagle, Mlp, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.draft_head import Eagle
+from embedllm.package.architecture.mlp import Mlp, Moe
 from embedllm.package.entries import LATENT, LATENT_AND_VALUES, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,

@@ -15,7 +15,10 @@ from embedllm.export.checkpoints.tensor_mapping import Source, check_matrix, rea
 from embedllm.export.draft_head import Head, HeadKind, add_head, renamed
 from embedllm.export.gguf.source import GgufSource, unfused
 from embedllm.export.open_source import Checkpoint
-from embedllm.package.architecture import Decoder, Layer, Linear, MultiTokenPrediction
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.draft_head import MultiTokenPrediction
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.graph_variants import HIDDEN, MTP
 from embedllm.package.package import Package
 

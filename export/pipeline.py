@@ -41,7 +41,7 @@ from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import MANIFEST, WEIGHTS, sha256
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.types import F32
 
 _log = logging.getLogger("embedllm")

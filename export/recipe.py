@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from embedllm.errors import ExportError
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from embedllm.errors import DeviceError, ExportError
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.files.safetensors_header import read_header
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import (
     DIRECTML,

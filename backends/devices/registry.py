@@ -19,7 +19,7 @@ from embedllm.backends.devices.support import external_graph_unsupported, packag
 from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable, PackageError
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import (
     CALIBRATED,
     EAGLE,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from embedllm.backends.base import Unsupported
 from embedllm.backends.driver import DeviceFamily, Driver
 from embedllm.backends.ort.providers import SWAP_BUILDS, Provider, source
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import DIRECTML as DIRECTML_GRAPH
 from embedllm.package.graph_variants import EXTERNAL, FLOAT16, GPU_FLOAT32, QMOE_FLOAT16, WEBGPU_FLOAT16
 

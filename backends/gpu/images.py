@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from embedllm.backends.gpu.device_memory import DeviceMemory
     from embedllm.backends.images import WithImages
     from embedllm.backends.mrope import ImagePlaces
-    from embedllm.package.architecture import Rope
+    from embedllm.package.architecture.rope import Rope
     from embedllm.package.entries import Graph
     from embedllm.package.package import Package
     from embedllm.types import F32

@@ -45,7 +45,7 @@ from embedllm.backends.ort.runtime import (
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError, DeviceUnavailable
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package

@@ -24,7 +24,7 @@ from embedllm.backends.driver import (
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system import hardware
 from embedllm.errors import DeviceError
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import HIDDEN, OPENVINO, OPENVINO_LATENT, STATEFUL
 
 if TYPE_CHECKING:

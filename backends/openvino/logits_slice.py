@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from embedllm.backends.openvino.runtime import ov
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.graph_variants import (
     HIDDEN_FROM,

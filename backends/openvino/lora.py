@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.backends.lora import factors, input_names, products
 from embedllm.backends.openvino.runtime import ov
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 if TYPE_CHECKING:
     from embedllm.package.lora.adapter import Adapter

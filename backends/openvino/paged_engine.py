@@ -32,7 +32,7 @@ from embedllm.backends.sessions.hidden_rows import OF_PROMPT, HiddenRows
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.images.aspect_ratio import most_tokens
-from embedllm.package.architecture import Vision
+from embedllm.package.architecture.vision import Vision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import LAST_HIDDEN_STATE
 from embedllm.package.package import WEIGHTS, Package

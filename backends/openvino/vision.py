@@ -9,7 +9,7 @@ import numpy as np
 from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.openvino.runtime import as_device_error, core, ov
 from embedllm.errors import DeviceError
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.graph_variants import OPENVINO_OUTPUT, VISION_OPENVINO
 from embedllm.package.tensors import ROPE_TABLES
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from embedllm.backends.images import WithImages
     from embedllm.backends.mrope import ImagePlaces
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.package.package import Package
     from embedllm.types import F32
 

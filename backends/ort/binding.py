@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.backends.base import Cached
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.package.lora.adapter import Adapter
 
 

@@ -15,7 +15,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from embedllm.backends.lora import input_names, products
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 
 
 def with_adapters(path: Path, decoder: Decoder) -> bytes:

@@ -15,7 +15,7 @@ from embedllm.backends.ort.runtime import ort
 from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
 
     Buffers: TypeAlias = dict[str, ort.OrtValue]
 

@@ -9,18 +9,19 @@ import numpy as np
 from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.math import activated, softmax
-from embedllm.package.architecture import DynamicVision, PatchPooler
+from embedllm.package.architecture.vision import DynamicVision, PatchPooler
 from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOWS
 from embedllm.package.tensors import PATCHES, POOLED
 
 if TYPE_CHECKING:
     from embedllm.backends.reference.layers import Weights
-    from embedllm.package.architecture import Attention, PatchMerger
+    from embedllm.package.architecture.attention import Attention
+    from embedllm.package.architecture.vision import PatchMerger
     from embedllm.types import F32
 
 
 class ReferenceDynamicVision(Layers):
-    """Follows the mathematics of embedllm/package/architecture.py literally, in float32."""
+    """Follows the mathematics of embedllm/package/architecture literally, in float32."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)

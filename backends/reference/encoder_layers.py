@@ -8,25 +8,21 @@ import numpy as np
 
 from embedllm.backends.reference.layers import Layers, Weights
 from embedllm.backends.reference.math import activated, sigmoid, softmax
-from embedllm.package.architecture import (
-    Alibi,
-    Attention,
-    DisentangledAttention,
-    Layer,
-    Mlp,
-    RelativePositionBias,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.position_bias import Alibi, DisentangledAttention, RelativePositionBias
 from embedllm.package.position_bias import alibi_slopes, buckets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Encoder
+    from embedllm.package.architecture.encoder import Encoder
     from embedllm.types import F32
 
 
 class EncoderLayers(Layers):
-    """Follows the mathematics of embedllm/package/architecture.py literally, in float32. Keeps nothing of a text."""
+    """Follows the mathematics of embedllm/package/architecture literally, in float32. Keeps nothing of a text."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)

@@ -1,6 +1,6 @@
 """A slow decoder in plain NumPy that reads the same folder: the oracle of all tests, and the last resort.
 
-Follows the mathematics of embedllm/package/architecture.py literally, in float32, one sequence at a time.
+Follows the mathematics of embedllm/package/architecture literally, in float32, one sequence at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from embedllm.backends.reference.vision import open_vision
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import PackageError
 from embedllm.files.safetensors_header import TensorFile, read_header
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.package import Package
 from embedllm.package.packing import Packed, dequantize, packings
 from embedllm.package.tensors import parameters

@@ -1,6 +1,6 @@
 """The layers of a decoder in plain NumPy, for one sequence; where their weights come from is another's.
 
-Follows the mathematics of embedllm/package/architecture.py literally, in float32.
+Follows the mathematics of embedllm/package/architecture literally, in float32.
 """
 
 from __future__ import annotations
@@ -22,21 +22,11 @@ from embedllm.backends.reference.math import (
     temperature,
     xielu,
 )
-from embedllm.package.architecture import (
-    AltUp,
-    Attention,
-    DeltaNet,
-    Layer,
-    Linear,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Moe,
-    MultiHeadLatent,
-    Norm,
-    PerLayerInput,
-    ShortConv,
-)
+from embedllm.package.architecture.attention import Attention, MultiHeadLatent
+from embedllm.package.architecture.layer import AltUp, Layer, Mixer, PerLayerInput
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
+from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import (
     alpha_name,
@@ -54,7 +44,7 @@ from embedllm.package.tensors import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 

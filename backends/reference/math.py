@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import AttentionTemperature, Moe
+    from embedllm.package.architecture.attention import AttentionTemperature
+    from embedllm.package.architecture.mlp import Moe
     from embedllm.types import F32
 
 _ERF: Callable[[F32], NDArray[np.object_]] = np.frompyfunc(math.erf, 1, 1)
@@ -45,7 +46,7 @@ def sigmoid(x: F32, times: F32 | np.float32 = _ONE) -> F32:
 
 
 def activated(x: F32, activation: str, slope: float = 1.0) -> F32:
-    """x through the activation of that name (embedllm/package/architecture.py, Mlp)."""
+    """x through the activation of that name (embedllm/package/architecture/mlp.py)."""
     if activation == "silu":
         return sigmoid(x if slope == 1 else x * np.float32(slope), times=x)
     if activation == "gelu":

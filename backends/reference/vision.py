@@ -10,18 +10,18 @@ from embedllm.backends.images import check_tile
 from embedllm.backends.reference.dynamic_vision import ReferenceDynamicVision
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.math import softmax
-from embedllm.package.architecture import DynamicVision, Vision
+from embedllm.package.architecture.vision import DynamicVision, Vision
 from embedllm.package.tensors import PATCHES
 
 if TYPE_CHECKING:
     from embedllm.backends.base import VisionEncoder
     from embedllm.backends.reference.layers import Weights
-    from embedllm.package.architecture import Attention
+    from embedllm.package.architecture.attention import Attention
     from embedllm.types import F32
 
 
 class ReferenceVision(Layers):
-    """Follows the mathematics of embedllm/package/architecture.py literally, in float32."""
+    """Follows the mathematics of embedllm/package/architecture literally, in float32."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)

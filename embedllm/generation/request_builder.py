@@ -15,7 +15,8 @@ from embedllm.errors import TemplateError
 from embedllm.generation.options import Speculate
 from embedllm.generation.request import Request
 from embedllm.images.parts import has_images
-from embedllm.package.architecture import Decoder, DynamicVision, Vision
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.vision import DynamicVision, Vision
 from embedllm.package.lora.adapter import Adapters, present
 from embedllm.package.package import Package
 from embedllm.sampling.bans import spelled

@@ -10,7 +10,7 @@ from pathlib import Path
 from embedllm.errors import PackageError
 from embedllm.images.any_size import AnySizeProcessor, check_encoder, check_resizes
 from embedllm.images.settings import Pixels, Settings, read_settings
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 
 _BUDGET, _KEY = 280, "max_soft_tokens"  # tokens of an image at most, where settings do not say
 

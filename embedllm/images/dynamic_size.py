@@ -9,7 +9,7 @@ from math import ceil, floor, sqrt
 from embedllm.errors import PackageError
 from embedllm.images.any_size import AnySizeProcessor, check_encoder, check_resizes
 from embedllm.images.settings import CLIP_MEAN, CLIP_STD, Settings
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 
 _MOST_RATIO = 200  # of the longer side to the shorter one; transformers refuses more, too
 

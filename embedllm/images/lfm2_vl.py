@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import PackageError
 from embedllm.images.any_size import check_encoder
 from embedllm.images.settings import Pixels, Settings
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 
 if TYPE_CHECKING:
     from PIL.Image import Image

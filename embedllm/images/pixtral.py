@@ -9,7 +9,7 @@ from math import ceil, floor
 from embedllm.errors import PackageError
 from embedllm.images.any_size import AnySizeProcessor, check_resizes
 from embedllm.images.settings import CLIP_MEAN, CLIP_STD, Settings
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

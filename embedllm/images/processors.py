@@ -19,7 +19,7 @@ from embedllm.images.dynamic_size import open_dynamic_size
 from embedllm.images.lfm2_vl import open_lfm2_vl
 from embedllm.images.pixtral import open_pixtral
 from embedllm.images.settings import Pixels, Settings, read_settings
-from embedllm.package.architecture import DynamicVision, Vision
+from embedllm.package.architecture.vision import DynamicVision, Vision
 
 if TYPE_CHECKING:
     from PIL.Image import Image

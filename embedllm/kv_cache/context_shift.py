@@ -14,7 +14,8 @@ from embedllm.backends.base import MovesState, Session
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
-    from embedllm.package.architecture import Decoder, Rope
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.rope import Rope
 
 SINK = 4  # attention sink: first tokens that always stay, since all others attend to them
 _STEPS = 4  # each moves all that stays, so that few of them are better

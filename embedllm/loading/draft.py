@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.text.protocols import ModelCodec
 from embedllm.text.vocabulary import difference

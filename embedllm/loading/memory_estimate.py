@@ -13,7 +13,11 @@ from embedllm.backends.devices.drivers import capabilities
 from embedllm.backends.driver import Capabilities, MemoryFootprint
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
-from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Moe
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Moe
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.entries import LATENT_AND_VALUES
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.graph_variants import VARIANTS

@@ -18,7 +18,7 @@ from embedllm.text.chat_template import Message
 from embedllm.text.prompt import SYSTEM_ROLES, role_of
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
 
 _REPLY = 4  # the part of the context that is free for a reply of any length: a quarter
 _REST = 4  # free besides after turns were dropped, so that not every turn drops some

@@ -10,7 +10,7 @@ from embedllm.errors import ContextFull
 
 if TYPE_CHECKING:
     from embedllm.backends.reference.encoder_engine import EncoderEngine, Tokens
-    from embedllm.package.architecture import Encoder
+    from embedllm.package.architecture.encoder import Encoder
     from embedllm.package.package import Package
     from embedllm.text.tokenizer import Tokenizer
     from embedllm.types import F32

@@ -11,8 +11,12 @@ from functools import cache
 from typing import TypeVar
 
 from embedllm.errors import PackageError
-from embedllm.package import architecture as described
-from embedllm.package.architecture import Decoder, DeltaNet, DynamicVision, Mamba2, Moe, PatchPooler, ShortConv
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
+from embedllm.package.architecture.position_bias import PositionBias
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
+from embedllm.package.architecture.rope import RopeScaling
+from embedllm.package.architecture.vision import DynamicVision, PatchPooler
 from embedllm.package.external_graph import ExternalGraph
 
 T = TypeVar("T")
@@ -43,7 +47,7 @@ def _write(value: object) -> object:
 def _in_unions() -> frozenset[object]:
     """The dataclasses that say what they are; in others, a field of that name is one as all are."""
     # not Attention, Mlp, Vision and Decoder, which have been there before there was a choice
-    unions = (*typing.get_args(described.RopeScaling), *typing.get_args(described.PositionBias))
+    unions = (*typing.get_args(RopeScaling), *typing.get_args(PositionBias))
     return frozenset((*unions, Moe, ShortConv, DeltaNet, Mamba2, DynamicVision, PatchPooler, ExternalGraph))
 
 

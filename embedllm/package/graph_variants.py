@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from embedllm.package.architecture import Decoder, Mlp, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp, Moe
 from embedllm.package.packing import Packing
 
 

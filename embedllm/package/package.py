@@ -21,7 +21,8 @@ from embedllm.package.manifest_fields import integer_of, integers_of, list_of, p
 from embedllm.package.shards import read_shards, sharded_copy
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder, Encoder
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.encoder import Encoder
     from embedllm.package.external.types import ExternalFolder
     from embedllm.package.external_graph import ExternalGraph
 
@@ -66,7 +67,7 @@ class Package:
     @cached_property
     def decoder(self) -> Decoder:
         """The model's description. Raises PackageError where there is none but the graph."""
-        from embedllm.package.architecture import Decoder
+        from embedllm.package.architecture.decoder import Decoder
 
         if isinstance(self.architecture, Decoder):
             return self.architecture
@@ -94,7 +95,7 @@ class Package:
     @property
     def encoder(self) -> Encoder | None:
         """What makes it an embedding or reranker model; None: it generates text."""
-        from embedllm.package.architecture import Decoder
+        from embedllm.package.architecture.decoder import Decoder
 
         return self.architecture.encoder if isinstance(self.architecture, Decoder) else None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.package.architecture import DisentangledAttention, RelativePositionBias
+from embedllm.package.architecture.position_bias import DisentangledAttention, RelativePositionBias
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from embedllm.package.architecture import Attention, Decoder, DeltaNet, Layer, Mamba2, ShortConv
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.graph_variants import GraphVariant
 

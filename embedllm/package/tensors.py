@@ -9,25 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from embedllm.package.architecture import (
-    Attention,
-    Decoder,
-    DeltaNet,
-    DisentangledAttention,
-    DynamicVision,
-    Layer,
-    Linear,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Moe,
-    Norm,
-    Origin,
-    PatchPooler,
-    RelativePositionBias,
-    ShortConv,
-    Vision,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer, Mixer
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.position_bias import DisentangledAttention, RelativePositionBias
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
+from embedllm.package.architecture.vision import DynamicVision, PatchPooler, Vision
+from embedllm.package.architecture.weights import Linear, Norm, Origin
 from embedllm.package.entries import LATENT_AND_VALUES
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.recurrent_state import mixer_states

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.tensors import linears, outer_matrices
 
 FLOATS = "weights.float32"

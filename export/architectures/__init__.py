@@ -12,7 +12,8 @@ from dataclasses import replace
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.files.nearest import nearest
-from embedllm.package.architecture import Decoder, DynamicScaling, LongRopeScaling, YarnScaling
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.rope import DynamicScaling, LongRopeScaling, YarnScaling
 
 _NO_FAMILIES = {"_shared", "config"}  # modules here that describe none
 

@@ -8,7 +8,7 @@ from embedllm.export.architectures import cohere
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

@@ -6,7 +6,7 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.mla import latent_attention, with_rotary_head_dim
 from embedllm.export.architectures._shared.moe import corrected
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 _DEFAULTS = {"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8,
              "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": True,

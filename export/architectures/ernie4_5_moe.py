@@ -10,7 +10,8 @@ from embedllm.export.architectures._shared.moe import Experts, gated, mixture
 from embedllm.export.architectures._shared.parts import Parts
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.ernie4_5 import ernie
-from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
 
 
 def describe(config: Config) -> Decoder:

@@ -7,7 +7,7 @@ from embedllm.export.architectures._shared.parts import NormKind
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.olmo2 import NAMES
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

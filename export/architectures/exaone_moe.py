@@ -9,7 +9,8 @@ from embedllm.export.architectures._shared.moe import corrected, is_dense
 from embedllm.export.architectures._shared.parts import LLAMA, Parts
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.exaone4 import exaone
-from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
 
 _DEFAULTS = {"num_experts_per_tok": 8, "moe_intermediate_size": 1024, "norm_topk_prob": True,
              "routed_scaling_factor": 2.5}  # fmt: skip

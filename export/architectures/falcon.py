@@ -7,7 +7,7 @@ from dataclasses import replace
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
 from embedllm.export.architectures._shared.parts import Names, NormKind
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 NAMES = Names(
     model="transformer", embedding="word_embeddings", layers="h", norm="ln_f",

@@ -9,7 +9,12 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.mamba2 import Mamba2Sizes, mamba2
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mamba2, Mlp
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.recurrent import Mamba2
+from embedllm.package.architecture.weights import Linear
 
 _NAMES = Names(norm="final_layernorm", mlp_norm="pre_ff_layernorm", gate="feed_forward.gate_proj",
                up="feed_forward.up_proj", down="feed_forward.down_proj")  # fmt: skip

@@ -7,7 +7,7 @@ import math
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
 from embedllm.export.architectures._shared.parts import ACTIVATIONS, NormKind
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 NORM = NormKind(weight_offset=1.0)
 

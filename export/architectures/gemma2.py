@@ -8,7 +8,7 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.parts import Names, NormKind
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 NORM = NormKind(weight_offset=1.0)
 NAMES = Names(

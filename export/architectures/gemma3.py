@@ -10,7 +10,9 @@ from embedllm.export.architectures._shared.parts import NormKind
 from embedllm.export.architectures._shared.siglip import describe_siglip
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma3_text import describe_text
-from embedllm.package.architecture import Decoder, Origin, Vision
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.vision import Vision
+from embedllm.package.architecture.weights import Origin
 
 _PROJECTOR = "multi_modal_projector"
 

@@ -14,7 +14,10 @@ from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, descri
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
-from embedllm.package.architecture import AltUp, AltUpStreams, Attention, Decoder, Laurel, Layer, Linear
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import AltUp, AltUpStreams, Laurel, Layer
+from embedllm.package.architecture.weights import Linear
 
 _DEFAULTS = {"vocab_size": 262_400, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768}  # fmt: skip

@@ -8,7 +8,7 @@ from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.gemma4_vision import describe_vision
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma4_text import describe_text
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

@@ -14,18 +14,12 @@ from embedllm.export.architectures._shared.rope import FULL, SLIDING, RopeKeys, 
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
-from embedllm.package.architecture import (
-    Attention,
-    Decoder,
-    Layer,
-    Linear,
-    Moe,
-    MoeNorms,
-    Norm,
-    Origin,
-    ProportionalScaling,
-    Rope,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Moe, MoeNorms
+from embedllm.package.architecture.rope import ProportionalScaling, Rope
+from embedllm.package.architecture.weights import Linear, Norm, Origin
 
 _DEFAULTS = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
              "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,

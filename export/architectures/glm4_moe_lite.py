@@ -10,7 +10,8 @@ from embedllm.export.architectures._shared.moe import corrected, is_dense
 from embedllm.export.architectures._shared.parts import NormKind, Parts
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.deepseek_v3 import latent_shape
-from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
 
 _DEFAULTS = {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "norm_topk_prob": True,
              "routed_scaling_factor": 1.8, "qk_nope_head_dim": 192, "v_head_dim": 256,

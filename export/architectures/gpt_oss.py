@@ -10,7 +10,9 @@ from embedllm.export.architectures._shared.parts import NormKind, Parts
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures._shared.sliding_window import sliding_layers, windows
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Linear, Mlp, Moe, Origin
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Linear, Origin
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 _PLACE = "mlp.experts"

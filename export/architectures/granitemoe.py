@@ -8,7 +8,9 @@ from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.parts import Parts, activation
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.granite import multiplied
-from embedllm.package.architecture import Decoder, Linear, Mlp, Moe, Origin
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Linear, Origin
 
 _PLACE = "block_sparse_moe"
 

@@ -13,7 +13,9 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.granite import multiplied
 from embedllm.export.architectures.granitemoe import packed_mixture
 from embedllm.export.architectures.granitemoeshared import shared_mlp
-from embedllm.package.architecture import Decoder, Mamba2, Mlp, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.recurrent import Mamba2
 
 _ATTENTION, _MAMBA = (FULL, "attention"), ("linear_attention", "mamba")  # in 'layer_types', newer and older configs
 

@@ -9,7 +9,9 @@ from embedllm.export.architectures._shared.parts import Parts, activation
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.granite import multiplied
 from embedllm.export.architectures.granitemoe import packed_mixture
-from embedllm.package.architecture import Decoder, Mlp, Moe, Origin
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Origin
 
 
 def describe(config: Config) -> Decoder:

@@ -9,7 +9,8 @@ from embedllm.export.architectures._shared.moe import Experts, gated, mixture
 from embedllm.export.architectures._shared.parts import Parts
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.hunyuan_v1_dense import hunyuan, stretched
-from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
 
 
 def describe(config: Config) -> Decoder:

@@ -9,7 +9,7 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.siglip import describe_siglip
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 _NAMES = replace(LLAMA, model="model.text_model")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import LLAMA, NormKind
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

@@ -9,7 +9,9 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts
 from embedllm.export.architectures._shared.rope import FULL, RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Origin, ShortConv
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.recurrent import ShortConv
+from embedllm.package.architecture.weights import Origin
 
 _CONVOLUTION = "conv"  # in 'layer_types'
 _NAMES = Names(

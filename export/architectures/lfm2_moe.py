@@ -9,7 +9,8 @@ from embedllm.export.architectures._shared.moe import Experts, experts_of_layer,
 from embedllm.export.architectures._shared.parts import Parts
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.lfm2 import shape_of
-from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
 
 
 def describe(config: Config) -> Decoder:

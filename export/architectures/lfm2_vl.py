@@ -8,7 +8,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.siglip2 import describe_siglip2
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.lfm2 import describe_text
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

@@ -10,7 +10,10 @@ from embedllm.export.architectures._shared.moe import Experts, gated, mixture, s
 from embedllm.export.architectures._shared.parts import LLAMA, NormKind, Parts
 from embedllm.export.architectures._shared.rope import FULL, RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Layer, Moe
+from embedllm.package.architecture.attention import Attention, AttentionTemperature
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Moe
 
 _CHUNKED = "chunked_attention"
 _PLACE = "feed_forward"

@@ -10,7 +10,8 @@ from embedllm.export.architectures._shared.moe import Experts, mixture
 from embedllm.export.architectures._shared.parts import Parts
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
 
 _PLACE = "block_sparse_moe"
 

@@ -8,7 +8,8 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.parts import LLAMA, NormKind
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import AttentionTemperature, Decoder
+from embedllm.package.architecture.attention import AttentionTemperature
+from embedllm.package.architecture.decoder import Decoder
 
 _ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
          "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}  # fmt: skip

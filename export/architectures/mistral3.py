@@ -10,7 +10,7 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.pixtral import describe_pixtral
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 _PLACE = "language_model."
 

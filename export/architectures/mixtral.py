@@ -7,7 +7,7 @@ from embedllm.export.architectures._shared.moe import Experts, mixture
 from embedllm.export.architectures._shared.parts import NormKind
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 _PLACE = "block_sparse_moe"
 

@@ -11,7 +11,13 @@ from embedllm.export.architectures._shared.moe import Experts, gated, grouped, m
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
 from embedllm.export.architectures._shared.rope import FULL
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mamba2, Mlp, Moe, Rope
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.recurrent import Mamba2
+from embedllm.package.architecture.rope import Rope
+from embedllm.package.architecture.weights import Linear
 
 _MAMBA, _ATTENTION, _MLP, _MOE = "M", "*", "-", "E"  # in 'hybrid_override_pattern'
 _KINDS = {"mamba": _MAMBA, "linear_attention": _MAMBA, "attention": _ATTENTION, FULL: _ATTENTION, "mlp": _MLP,

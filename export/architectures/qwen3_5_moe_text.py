@@ -6,7 +6,7 @@ from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen2_moe import shared_mixture
 from embedllm.export.architectures.qwen3_5_text import describe_text
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 DEFAULTS = {
     "num_experts": 256,

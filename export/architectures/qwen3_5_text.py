@@ -8,7 +8,9 @@ from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.gated_delta_net import Sizes, shape_of, stretches, whole
 from embedllm.export.architectures._shared.parts import LLAMA, Names, Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Linear, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
+from embedllm.package.architecture.weights import Linear
 
 
 def describe(config: Config) -> Decoder:

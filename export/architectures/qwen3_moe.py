@@ -5,7 +5,7 @@ from __future__ import annotations
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.moe import Experts, experts_of_layer, is_sparse, mixture
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

@@ -7,7 +7,8 @@ from embedllm.export.architectures._shared.gated_delta_net import Sizes, shape_o
 from embedllm.export.architectures._shared.parts import LLAMA, Parts
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen2_moe import shared_mixture
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 
 _DEFAULTS = {
     "num_experts_per_tok": 10,

@@ -9,7 +9,7 @@ from embedllm.export.architectures._shared.qwen_vision import QWEN3, with_vision
 from embedllm.export.architectures._shared.vision_language import text_of
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen3 import describe_text
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

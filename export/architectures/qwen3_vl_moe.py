@@ -10,7 +10,8 @@ from embedllm.export.architectures._shared.parts import LLAMA, Parts
 from embedllm.export.architectures._shared.qwen_vision import QWEN3, with_vision
 from embedllm.export.architectures._shared.vision_language import text_of
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
 
 
 def describe(config: Config) -> Decoder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.idefics3 import describe_idefics3
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

@@ -7,7 +7,7 @@ from embedllm.export.architectures._shared.moe import corrected
 from embedllm.export.architectures._shared.parts import NormKind
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:

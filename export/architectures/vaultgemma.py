@@ -8,7 +8,7 @@ from embedllm.export.architectures import gemma2
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.parts import Names
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 NAMES = Names(mlp_norm="pre_feedforward_layernorm")
 

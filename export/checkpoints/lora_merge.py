@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.lora.peft import read_adapter
 from embedllm.package.tensors import linears
 

@@ -11,7 +11,8 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import read_json
 from embedllm.export.checkpoints.open_files import reading
-from embedllm.package.architecture import Dense, Encoder, Linear, NamedPrompt
+from embedllm.package.architecture.encoder import Dense, Encoder, NamedPrompt
+from embedllm.package.architecture.weights import Linear
 
 MODULES = "modules.json"
 _POOLINGS = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.package.architecture import Linear, Origin
+from embedllm.package.architecture.weights import Linear, Origin
 from embedllm.package.tensors import Vector
 
 if TYPE_CHECKING:

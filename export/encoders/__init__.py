@@ -17,7 +17,7 @@ from embedllm.export.architectures import families as decoder_families
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
 from embedllm.files.nearest import nearest
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 TASKS = ("chat", "embed", "rerank")  # what a checkpoint can be exported for
 _CHAT = " As a model that generates text it is: export it with task 'chat'."

@@ -7,7 +7,8 @@ from dataclasses import replace
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders import jina_bert_v2
 from embedllm.export.encoders.common import BERT, NAMES, describe_behind, scored
-from embedllm.package.architecture import Decoder, Encoder
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
 
 
 def describe(config: Config) -> Decoder:

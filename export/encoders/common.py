@@ -8,7 +8,9 @@ from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import Names, NormKind
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Dense, Encoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Dense, Encoder
+from embedllm.package.architecture.weights import Linear
 
 NORM = NormKind(kind="layer", bias=True, key="layer_norm_eps", epsilon=1e-12)
 NAMES = Names(

@@ -9,7 +9,10 @@ from embedllm.export.architectures._shared.decoder_shape import refuse
 from embedllm.export.architectures._shared.parts import activation
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import BERT, NAMES, NORM, describe_behind, scored
-from embedllm.package.architecture import Decoder, DisentangledAttention, Encoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
+from embedllm.package.architecture.position_bias import DisentangledAttention
+from embedllm.package.architecture.weights import Linear
 
 _NAMES = replace(
     NAMES, model="deberta", positions="", q="attention.self.query_proj", k="attention.self.key_proj",

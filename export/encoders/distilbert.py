@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import BERT, NAMES, describe_behind
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 _NAMES = replace(
     NAMES, model="distilbert", layers="transformer.layer", attention_norm="sa_layer_norm",

@@ -7,7 +7,10 @@ from dataclasses import replace
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures import gemma3_text
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Decoder, Encoder, Layer
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
+from embedllm.package.architecture.layer import Layer
 
 
 def describe(config: Config) -> Decoder:

@@ -10,7 +10,11 @@ from dataclasses import replace
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import BERT, NAMES, describe_behind, scored
-from embedllm.package.architecture import Alibi, Decoder, Encoder, Layer, Mlp
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.position_bias import Alibi
 
 _NAMES = replace(NAMES, model="bert", positions="", gate_up="mlp.gated_layers", down="mlp.wo", mlp_norm="mlp.layernorm")
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}  # by 'feed_forward_type'

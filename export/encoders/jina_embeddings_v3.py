@@ -8,7 +8,7 @@ from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import BERT, describe_behind
 from embedllm.export.encoders.nomic_bert import NAMES
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 _NAMES = replace(NAMES, model="roberta", qkv="mixer.Wqkv", o="mixer.out_proj", gate="", up="mlp.fc1")
 _SHAPE = replace(BERT, names=_NAMES, has_rope=True, rope_keys=RopeKeys(theta=20_000.0))

@@ -11,7 +11,8 @@ from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, descri
 from embedllm.export.architectures._shared.sliding_window import sliding_layers
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import linear
-from embedllm.package.architecture import Decoder, Dense, Encoder
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Dense, Encoder
 
 _NAMES = Names(
     embedding="embeddings.tok_embeddings", norm="final_norm", attention_norm="attn_norm", mlp_norm="mlp_norm",

@@ -7,7 +7,10 @@ from dataclasses import replace
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import BERT, NAMES, describe_behind
-from embedllm.package.architecture import Decoder, Encoder, Linear, RelativePositionBias
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
+from embedllm.package.architecture.position_bias import RelativePositionBias
+from embedllm.package.architecture.weights import Linear
 
 _NAMES = replace(
     NAMES, model="mpnet", attention_norm="attention.LayerNorm", q="attention.attn.q", k="attention.attn.k",

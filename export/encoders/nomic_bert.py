@@ -10,7 +10,9 @@ from embedllm.export.architectures._shared.parts import Names, Parts
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import BERT, describe_behind
-from embedllm.package.architecture import Decoder, Mlp, Moe, Origin
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Origin
 
 NAMES = Names(
     model="nomic_bert", embedding="embeddings.word_embeddings", layers="encoder.layers", attention_norm="norm1",

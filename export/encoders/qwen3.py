@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from embedllm.export.architectures import qwen3
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Encoder
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
 
 
 def describe(config: Config) -> Decoder:

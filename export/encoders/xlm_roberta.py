@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders import roberta
-from embedllm.package.architecture import Decoder, Encoder
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
 
 
 def describe(config: Config) -> Decoder:

@@ -14,7 +14,8 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
 from embedllm.export.gguf.families import Family
 from embedllm.export.gguf.keys import LOCAL_BASE, PATTERN, POOLING, WINDOW
-from embedllm.package.architecture import Dense, Linear
+from embedllm.package.architecture.encoder import Dense
+from embedllm.package.architecture.weights import Linear
 
 if TYPE_CHECKING:
     from embedllm.export.gguf.reader import GgufModel

@@ -22,10 +22,12 @@ from embedllm.export.gguf.tensor_names_vision import repeated, vision_locations,
 from embedllm.export.gguf.tensors import GgufTensors
 from embedllm.files.atomic import write_json
 from embedllm.hub.location import Location
-from embedllm.package.architecture import Attention, Linear, Norm, Origin
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.weights import Linear, Norm, Origin
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder, Layer
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.layer import Layer
 
 SUFFIX = ".gguf"
 _HEAD = "output.weight"  # which an embedding model may have and does not use

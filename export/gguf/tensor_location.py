@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.package.architecture import Linear, Norm
+from embedllm.package.architecture.weights import Linear, Norm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

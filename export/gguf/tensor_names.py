@@ -26,22 +26,13 @@ from embedllm.export.gguf.tensor_location import (
 )
 from embedllm.export.gguf.tensor_names_per_layer import layer_parts, streams
 from embedllm.export.gguf.tensor_names_recurrent import delta_net, mamba2, short_convolution
-from embedllm.package.architecture import (
-    Attention,
-    Decoder,
-    DeltaNet,
-    Encoder,
-    Layer,
-    Linear,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Moe,
-    MoeNorms,
-    MultiHeadLatent,
-    Norm,
-    ShortConv,
-)
+from embedllm.package.architecture.attention import Attention, MultiHeadLatent
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
+from embedllm.package.architecture.layer import Layer, Mixer
+from embedllm.package.architecture.mlp import Mlp, Moe, MoeNorms
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
+from embedllm.package.architecture.weights import Linear, Norm
 
 if TYPE_CHECKING:
     from embedllm.export.gguf.reader import Placed

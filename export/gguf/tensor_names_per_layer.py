@@ -6,7 +6,8 @@ Source: MODEL_TENSORS and TENSOR_NAMES in constants.py of the Python package ggu
 from __future__ import annotations
 
 from embedllm.export.gguf.tensor_location import RowRange, TensorLocation, matrix, norm_weights
-from embedllm.package.architecture import Decoder, Layer
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
 
 
 def streams(decoder: Decoder) -> dict[str, TensorLocation]:

@@ -22,7 +22,8 @@ from embedllm.export.gguf.tensor_location import (
     norm_weights,
     permuted,
 )
-from embedllm.package.architecture import DeltaNet, Linear, Mamba2, ShortConv
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
+from embedllm.package.architecture.weights import Linear
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,16 +23,11 @@ from embedllm.export.gguf.tensor_location import (
     matrix,
     norm_weights,
 )
-from embedllm.package.architecture import (
-    Attention,
-    DynamicVision,
-    Layer,
-    Linear,
-    Mlp,
-    PatchMerger,
-    PatchPooler,
-    Vision,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.vision import DynamicVision, PatchMerger, PatchPooler, Vision
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.tensors import CLIPS
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""AltUp in ONNX graphs: the streams are one value, [B, T, streams, hidden] (embedllm/package/architecture.py)."""
+"""AltUp in ONNX graphs: the streams are one value, [B, T, streams, hidden] (package/architecture/layer.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import AltUp, AltUpStreams, Linear
+from embedllm.package.architecture.layer import AltUp, AltUpStreams
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.tensors import altup_scale_name
 
 _TO_END = (1 << 63) - 1

@@ -11,7 +11,9 @@ from embedllm.export.onnx.latent_attention import LatentAttentions
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mla import latent_qkv, latent_values
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Norm
+from embedllm.package.architecture.attention import Attention, AttentionTemperature
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.graph_variants import KV_SCALES, GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embedllm.export.layout import Layout
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.wasm_floats import FLOATS, joined
 
 if TYPE_CHECKING:

@@ -27,19 +27,12 @@ from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
 from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
-from embedllm.package.architecture import (
-    AltUp,
-    Attention,
-    Decoder,
-    Eagle,
-    Laurel,
-    Layer,
-    Mamba2,
-    MultiTokenPrediction,
-    Norm,
-    PerLayerEmbedding,
-    PerLayerInput,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.draft_head import Eagle, MultiTokenPrediction
+from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding, PerLayerInput
+from embedllm.package.architecture.recurrent import Mamba2
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, POSITION_IDS, GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.recurrent_state import state_kinds

@@ -16,17 +16,12 @@ from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import (
-    Attention,
-    Decoder,
-    DynamicVision,
-    Layer,
-    Linear,
-    Mlp,
-    Norm,
-    PatchMerger,
-    PatchPooler,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.vision import DynamicVision, PatchMerger, PatchPooler
+from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.graph_variants import (
     PATCH_ORDER,
     POSITIONS,

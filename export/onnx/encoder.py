@@ -20,16 +20,12 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import (
-    Alibi,
-    Attention,
-    Decoder,
-    DisentangledAttention,
-    Encoder,
-    Layer,
-    Linear,
-    Norm,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.position_bias import Alibi, DisentangledAttention
+from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.position_bias import alibi_slopes, buckets

@@ -14,7 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
-from embedllm.package.architecture import Linear, Moe
+from embedllm.package.architecture.mlp import Moe
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.graph_variants import qmoe_computes, qmoe_takes
 from embedllm.package.packing import Packing
 

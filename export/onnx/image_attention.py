@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from embedllm.export.onnx.builder import KV_PREFIXES, MICROSOFT, Graph
-from embedllm.package.architecture import Attention
+from embedllm.package.architecture.attention import Attention
 
 
 def attend_plainly(

@@ -17,7 +17,8 @@ from typing import Protocol
 from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Linear, MultiHeadLatent
+from embedllm.package.architecture.attention import Attention, MultiHeadLatent
+from embedllm.package.architecture.weights import Linear
 
 _FEW = 8  # tokens that attend by products of all heads
 _HIDDEN = -3e38  # added to the score of a key that is not seen

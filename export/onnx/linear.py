@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import CLIPS, packed_alike

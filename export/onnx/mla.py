@@ -5,7 +5,7 @@ from __future__ import annotations
 from embedllm.export.onnx.builder import Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, MultiHeadLatent
+from embedllm.package.architecture.attention import Attention, MultiHeadLatent
 
 
 def latent_qkv(products: Products, norms: Norms, attention: Attention, mla: MultiHeadLatent, normed: str) -> list[str]:

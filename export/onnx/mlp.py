@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
-from embedllm.package.architecture import Linear, Mlp
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.tensors import alpha_name
 
-# by the name that embedllm/package/architecture.py has: the operator, its domain, its attributes
+# by the name that embedllm/package/architecture/mlp.py has: the operator, its domain, its attributes
 _ACTIVATIONS: dict[str, tuple[str, str, dict[str, float]]] = {
     "silu": ("QuickGelu", MICROSOFT, {"alpha": 1.0}),
     "gelu": ("Gelu", MICROSOFT, {}),

@@ -15,7 +15,8 @@ from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
 from embedllm.export.onnx.fused_experts import FusedExperts
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Linear, Mlp, Moe
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.tensors import expert_scales_name, experts_bias_name, score_correction_name
 
 _TINY = 1e-20  # what is added to the sum of weights, as transformers does

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embedllm.export.onnx.builder import MICROSOFT, Graph
-from embedllm.package.architecture import Norm
+from embedllm.package.architecture.weights import Norm
 
 
 class Norms:

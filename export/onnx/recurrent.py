@@ -8,7 +8,7 @@ from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import DeltaNet, Mamba2, ShortConv
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
 from embedllm.package.recurrent_state import LENGTH_EPSILON
 from embedllm.package.tensors import convolution_name, decay_name
 

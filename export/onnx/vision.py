@@ -18,7 +18,11 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Norm, Vision
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.vision import DynamicVision, Vision
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import PATCHES

@@ -1,4 +1,4 @@
-"""AltUp in OpenVINO graphs: the streams are one value, [B, T, streams, hidden] (embedllm/package/architecture.py)."""
+"""AltUp in OpenVINO graphs: the streams are one value, [B, T, streams, hidden] (package/architecture/layer.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from embedllm.export.openvino.elementwise import multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.package.architecture import AltUp, AltUpStreams, Linear
+from embedllm.package.architecture.layer import AltUp, AltUpStreams
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.tensors import altup_scale_name
 
 _LEAST = 1e-5  # a mean square is taken for at least so much

@@ -9,7 +9,9 @@ from embedllm.export.openvino.elementwise import capped, multiplied, multiplied_
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mla import absorbed_qkv, absorbed_values, latent_qkv, latent_values
-from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Norm
+from embedllm.package.architecture.attention import Attention, AttentionTemperature
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
 
 # adds to the scores of a layer, [B, heads, T, T]: made of its q and k, [B, heads, T, D]

@@ -21,18 +21,12 @@ from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.masks import masks
 from embedllm.export.openvino.mlp import mixture, mlp
 from embedllm.export.openvino.recurrent import Recurrent
-from embedllm.package.architecture import (
-    AltUp,
-    Attention,
-    Decoder,
-    Laurel,
-    Layer,
-    Mamba2,
-    Mlp,
-    Norm,
-    PerLayerEmbedding,
-    PerLayerInput,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding, PerLayerInput
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.recurrent import Mamba2
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import scale_name
 

@@ -9,7 +9,11 @@ from embedllm.export.openvino.elementwise import activated, added, multiplied, m
 from embedllm.export.openvino.ir import BROADCAST, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mlp
-from embedllm.package.architecture import Attention, DynamicVision, Layer, Linear, Mlp, Norm, PatchMerger, PatchPooler
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.vision import DynamicVision, PatchMerger, PatchPooler
+from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOW_PLACES, WINDOWS
 from embedllm.package.tensors import PATCHES, POOLED
 

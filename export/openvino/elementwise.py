@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
-from embedllm.package.architecture import Mlp, Norm
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.tensors import alpha_name
 
 
@@ -41,7 +42,7 @@ def _divided_by_root(ir: Ir, x: Value, epsilon: float, name: str) -> Value:
 
 
 def activated(ir: Ir, x: Value, activation: str, slope: float = 1.0) -> Value:
-    """x through the activation of that name (embedllm/package/architecture.py, Mlp)."""
+    """x through the activation of that name (embedllm/package/architecture/mlp.py)."""
     if activation == "silu":
         return ir.op("Swish", [x] if slope == 1 else [x, ir.constant(slope, "f32")], activation)
     if activation in ("gelu", "gelu_tanh"):

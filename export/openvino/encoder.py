@@ -13,16 +13,13 @@ from embedllm.export.openvino.elementwise import multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mixture, mlp
-from embedllm.package.architecture import (
-    Alibi,
-    Attention,
-    Decoder,
-    DisentangledAttention,
-    Encoder,
-    Layer,
-    Mlp,
-    Norm,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.encoder import Encoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.position_bias import Alibi, DisentangledAttention
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.packing import Packing
 from embedllm.package.position_bias import alibi_slopes, buckets
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import CLIPS, packed_alike
 

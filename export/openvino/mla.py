@@ -11,7 +11,8 @@ from typing import Protocol
 from embedllm.export.openvino.elementwise import normed
 from embedllm.export.openvino.ir import Ir, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.package.architecture import Attention, Linear, MultiHeadLatent
+from embedllm.package.architecture.attention import Attention, MultiHeadLatent
+from embedllm.package.architecture.weights import Linear
 
 
 def latent_qkv(products: Products, attention: Attention, mla: MultiHeadLatent, x: Value) -> list[Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embedllm.export.openvino.elementwise import activated, beyond, multiplied, normed, xielu
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.package.architecture import Mlp, Moe
+from embedllm.package.architecture.mlp import Mlp, Moe
 from embedllm.package.tensors import expert_scales_name, experts_bias_name, score_correction_name
 
 _FUSED = ("silu", "gelu", "gelu_tanh")

@@ -8,7 +8,7 @@ from embedllm.export.layout import CONSTANTS, LATENT_CONSTANTS, VISION_CONSTANTS
 from embedllm.export.openvino import decoder as decoder_model
 from embedllm.export.openvino import encoder as encoder_model
 from embedllm.export.openvino import vision as vision_model
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import has_latents
 from embedllm.package.packing import Packing
 

@@ -8,7 +8,8 @@ from embedllm.export.openvino.elementwise import added, multiplied, multiplied_b
 from embedllm.export.openvino.gated_delta import delta_rule
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.package.architecture import DeltaNet, Linear, Mamba2, ShortConv
+from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.recurrent_state import LENGTH_EPSILON, variable_name
 from embedllm.package.tensors import convolution_name, decay_name
 

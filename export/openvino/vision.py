@@ -14,7 +14,11 @@ from embedllm.export.openvino.elementwise import normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mlp
-from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Mlp, Vision
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.vision import DynamicVision, Vision
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import PATCHES
 

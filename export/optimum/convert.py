@@ -30,7 +30,7 @@ from embedllm.export.writing.stream import Write, filled, rounded, write_matrice
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.hub.location import Location, locate
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.architecture_json import to_json
 from embedllm.package.entries import Graph
 from embedllm.package.external.config_files import CONTEXTS

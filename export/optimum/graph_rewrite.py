@@ -15,7 +15,7 @@ from embedllm.errors import ExportError
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
-from embedllm.package.architecture import Linear, Origin
+from embedllm.package.architecture.weights import Linear, Origin
 from embedllm.package.graph_variants import EXTERNAL
 from embedllm.package.packing import Packing
 

@@ -24,7 +24,8 @@ from embedllm.package.packing import Packed, Packing, dequantize
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Decoder, Linear
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.weights import Linear
     from embedllm.types import F32
 
 # Of the errors of earlier layers, what a matrix makes up for; all of it fits the calibration text, and that only.

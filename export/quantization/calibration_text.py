@@ -18,7 +18,7 @@ from embedllm.package.tensors import linears
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
 
 LENGTH = 512  # tokens of a sequence
 FEWEST, _MOST = 16, 128  # sequences: docs/numerics.md#calibration

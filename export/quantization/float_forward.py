@@ -16,14 +16,17 @@ from embedllm.backends.reference.layers import Layers
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.export.checkpoints.tensor_mapping import Source, read_matrix, read_vector
 from embedllm.export.quantization.blas_threads import one_blas_thread
-from embedllm.package.architecture import Mlp
+from embedllm.package.architecture.mlp import Mlp
 from embedllm.package.rope import tables
 from embedllm.package.tensors import rope_name, small_matrices, vectors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Attention, Decoder, Layer, Linear
+    from embedllm.package.architecture.attention import Attention
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.layer import Layer
+    from embedllm.package.architecture.weights import Linear
     from embedllm.types import F32
 
 _PIECE = 1 << 24  # values of a table that are in memory at once: 64 MB of float32

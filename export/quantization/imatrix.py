@@ -14,10 +14,13 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.gguf.header import F32 as F32_TYPE
 from embedllm.export.gguf.header import GgufFile, read_gguf
-from embedllm.package.architecture import Attention, Mlp
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.mlp import Mlp
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder, Layer, Linear
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.layer import Layer
+    from embedllm.package.architecture.weights import Linear
     from embedllm.types import F32
 
 _SQUARES, _COUNTS = ".in_sum2", ".counts"

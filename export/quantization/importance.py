@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.export.checkpoints.tensor_mapping import Source
-    from embedllm.package.architecture import Decoder, Linear
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.weights import Linear
     from embedllm.package.packing import Packing
     from embedllm.types import F32
 

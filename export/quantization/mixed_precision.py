@@ -12,7 +12,7 @@ from embedllm.export.quantization.sensitivity import excerpt, losses
 from embedllm.export.recipe import Recipe
 from embedllm.export.writing.plan import Plan, plan, run_bytes
 from embedllm.files.progress import Progress
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import parameters, rotary_bytes, vision_runs
 

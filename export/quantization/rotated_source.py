@@ -17,7 +17,7 @@ from embedllm.package.hadamard import block_of, rotate
 
 if TYPE_CHECKING:
     from embedllm.export.checkpoints.tensor_mapping import Source
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.types import F32
 
 

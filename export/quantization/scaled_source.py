@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from embedllm.package.architecture import Attention, Linear, Mlp, Norm
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.tensors import mixer_inputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.export.checkpoints.tensor_mapping import Source
-    from embedllm.package.architecture import Attention, Decoder, Layer
+    from embedllm.package.architecture.attention import Attention
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.layer import Layer
     from embedllm.types import F32
 
 

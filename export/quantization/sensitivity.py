@@ -23,7 +23,8 @@ from embedllm.package.tensors import linears
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Decoder, Linear
+    from embedllm.package.architecture.decoder import Decoder
+    from embedllm.package.architecture.weights import Linear
     from embedllm.types import F32
 
 _LENGTH = 128  # tokens of a sequence: many beginnings say more than a few long ones

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 
 _LONGEST = 4096  # tokens: it takes KV for max_length at once, which a full context would make gigabytes
 

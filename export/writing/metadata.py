@@ -16,7 +16,7 @@ from embedllm.export.openvino.tokenizer import LINK
 from embedllm.export.recipe import Recipe
 from embedllm.files.version import __version__
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture_json import to_json
 from embedllm.package.entries import Graph
 from embedllm.package.external_graph import ExternalGraph

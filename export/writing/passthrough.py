@@ -13,7 +13,8 @@ from embedllm.export.checkpoints.tensor_mapping import Source, places, stretches
 from embedllm.export.recipe import incompatible_option
 from embedllm.export.rounding.quantize import NOT_FINITE
 from embedllm.export.writing.plan import matrix_runs
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.packing import Packed, Packing, ordered
 from embedllm.package.tensors import tables
 

@@ -9,7 +9,8 @@ from embedllm.errors import ExportError
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.openvino import model as openvino_model
 from embedllm.export.recipe import Recipe
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import (
     layer_runs,

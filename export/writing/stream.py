@@ -25,7 +25,8 @@ from embedllm.export.rounding.quantize import NOT_FINITE, quantize
 from embedllm.export.writing.passthrough import OrderedSource, PackedSource, read_packed
 from embedllm.export.writing.plan import Plan, with_orders
 from embedllm.package import rope
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.packing import Packed, Packing
 from embedllm.package.tensors import rope_name, small_matrices, vectors, vision_runs
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embedllm.backends.image_grid import encoder_inputs
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE
 from tests.support.dynamic_vision import described
 

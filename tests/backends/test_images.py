@@ -21,7 +21,7 @@ from embedllm.backends.images import (
 )
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Vision
+from embedllm.package.architecture.vision import Vision
 from tests.support.families import SMOLVLM
 from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, Image, image
 

@@ -25,7 +25,7 @@ from embedllm.backends.ort.session import OrtSession
 from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.export.verify import verify_folder
-from embedllm.package.architecture import Mrope, Rope
+from embedllm.package.architecture.rope import Mrope, Rope
 from embedllm.package.package import open_package
 from embedllm.package.rope import tables
 from tests.support.dynamic_vision import DynamicImage, dynamic_checkpoint, dynamic_image

@@ -27,7 +27,7 @@ import numpy as np
 import embedllm
 from embedllm import Model
 from embedllm.kv_cache.context_shift import ContextShift
-from embedllm.package.architecture import LinearScaling
+from embedllm.package.architecture.rope import LinearScaling
 from embedllm.types import Logits
 
 

@@ -19,7 +19,7 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.layout import PAGE, Entry, Layout, Writer, lay_out
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.files.safetensors_header import read_header
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.tensors import layer_runs
 from tests.support.tiny import tiny_config
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from embedllm.errors import PackageError
 from embedllm.images.processors import Processor, open_processor
-from embedllm.package.architecture import DynamicVision, Vision
+from embedllm.package.architecture.vision import DynamicVision, Vision
 from tests.golden import make_image_processors
 from tests.golden.make_image_processors import CASES, PATH, flat, noise
 from tests.support.dynamic_vision import SQUARE, described

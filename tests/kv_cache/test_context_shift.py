@@ -20,15 +20,15 @@ from embedllm.generation.chunk import Chunk
 from embedllm.generation.request import Request
 from embedllm.kv_cache.context_shift import ContextShift, check_movable
 from embedllm.kv_cache.sequence_pool import CachedSequence
-from embedllm.package.architecture import (
+from embedllm.package.architecture.rope import (
     DynamicScaling,
-    Linear,
     LinearScaling,
     Llama3Scaling,
     Rope,
     RopeScaling,
     YarnScaling,
 )
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.rope import moved_keys, tables
 from tests.support.tiny import tiny_config
 

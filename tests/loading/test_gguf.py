@@ -27,7 +27,8 @@ from embedllm.export.gguf.reader import read_model
 from embedllm.export.gguf.source import GgufSource
 from embedllm.export.writing.plan import plan
 from embedllm.export.writing.stream import check_source
-from embedllm.package.architecture import Decoder, LongRopeScaling
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.rope import LongRopeScaling
 from embedllm.package.package import open_package
 from tests.support import gguf_bytes
 from tests.support.gguf_bytes import damaged

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from embedllm.errors import PackageError
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, LinearScaling, Mlp, Norm
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.rope import LinearScaling
+from embedllm.package.architecture.weights import Norm
 from embedllm.package.architecture_json import _read_value, from_json, to_json
 from tests.support.tiny import tiny_config
 

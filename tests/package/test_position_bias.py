@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedllm.package.architecture import DisentangledAttention, Linear, RelativePositionBias
+from embedllm.package.architecture.position_bias import DisentangledAttention, RelativePositionBias
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.position_bias import alibi_slopes, buckets
 
 LONGEST = 2048

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
+from embedllm.package.architecture.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
 from embedllm.package.rope import tables
 from tests.support.tiny import tiny_config
 

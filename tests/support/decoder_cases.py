@@ -8,24 +8,12 @@ from functools import cache
 
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import (
-    AltUp,
-    AltUpStreams,
-    Attention,
-    AttentionTemperature,
-    Decoder,
-    Laurel,
-    Layer,
-    Linear,
-    Mlp,
-    Moe,
-    MultiHeadLatent,
-    Norm,
-    PerLayerEmbedding,
-    PerLayerInput,
-    ProportionalScaling,
-    Rope,
-)
+from embedllm.package.architecture.attention import Attention, AttentionTemperature, MultiHeadLatent
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import AltUp, AltUpStreams, Laurel, Layer, PerLayerEmbedding, PerLayerInput
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.rope import ProportionalScaling, Rope
+from embedllm.package.architecture.weights import Linear, Norm
 from tests.support.tiny import tiny_config
 
 Change = Callable[[Decoder], Decoder]

@@ -16,7 +16,7 @@ from embedllm.export.writing.passthrough import prequantized
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
 from embedllm.files.atomic import write_json
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture_json import to_json
 from embedllm.package.features import FORMAT
 from embedllm.package.package import MANIFEST, WEIGHTS, sha256

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, DynamicVision
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.vision import DynamicVision
 from tests.support.described import RandomSource
 from tests.support.families import (
     ATTENTION_TEMPERATURE,

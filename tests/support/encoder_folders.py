@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
 from embedllm.export.encoders import describe_encoder
-from embedllm.package.architecture import NamedPrompt
+from embedllm.package.architecture.encoder import NamedPrompt
 from tests.support.described import RandomSource
 from tests.support.encoders import VOCABULARY, write_word_pieces
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.package.architecture import Attention, Mlp
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.mlp import Mlp
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.types import F32
 
 ALIGNMENT = 32

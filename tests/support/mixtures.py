@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Layer, Linear, Mlp, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Linear
 from tests.support.decoder_cases import HIDDEN, VOCABULARY, layers, mixtures
 from tests.support.tiny import tiny_config
 

@@ -19,7 +19,7 @@ from embedllm.export.onnx.builder import Graph
 from embedllm.export.openvino import linear as openvino_products
 from embedllm.export.openvino.ir import Ir
 from embedllm.export.writing.plan import blocks
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.graph_variants import FLOAT32, GPU_FLOAT32, GraphVariant
 from embedllm.package.package import WEIGHTS
 from embedllm.package.packing import Packed, Packing, dequantize

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 from _pytest.mark import ParameterSet
 
-from embedllm.package.architecture import Linear
+from embedllm.package.architecture.weights import Linear
 from tests.support.decoder_cases import CASES, plain
 
 

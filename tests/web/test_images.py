@@ -21,7 +21,7 @@ from embedllm.export import Recipe, convert
 from embedllm.images.decode import decode
 from embedllm.images.processors import Processor, open_processor
 from embedllm.loading.resolve import package_folder
-from embedllm.package.architecture import Vision
+from embedllm.package.architecture.vision import Vision
 from embedllm.package.graph_variants import VISION_GPU_FLOAT32
 from embedllm.package.package import MANIFEST, open_package
 from tests.golden.make_image_processors import noise

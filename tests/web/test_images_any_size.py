@@ -17,7 +17,7 @@ from embedllm.backends.ort.runtime import ort
 from embedllm.backends.ort.vision import open_on_cpu
 from embedllm.export import Recipe, convert
 from embedllm.images.processors import open_processor
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.graph_variants import VISION_GPU_FLOAT32
 from embedllm.package.package import MANIFEST, open_package
 from tests.golden.make_image_processors import noise

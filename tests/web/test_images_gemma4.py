@@ -15,7 +15,7 @@ import embedllm
 from embedllm.backends.image_grid import encoder_inputs
 from embedllm.export import Recipe, convert
 from embedllm.images.processors import open_processor
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.package import MANIFEST, open_package
 from tests.golden.make_image_processors import noise
 from tests.support.gemma4 import gemma4_checkpoint

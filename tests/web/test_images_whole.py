@@ -15,7 +15,7 @@ import pytest
 import embedllm
 from embedllm.export import Recipe, convert
 from embedllm.images.processors import open_processor
-from embedllm.package.architecture import Vision
+from embedllm.package.architecture.vision import Vision
 from embedllm.package.package import MANIFEST, open_package
 from tests.golden.make_image_processors import noise
 from tests.support.vision import gemma_chat_checkpoint

@@ -13,7 +13,8 @@ import numpy as np
 from embedllm.errors import PackageError
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.safetensors_header import Tensor, read_header
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.hadamard import rotated_factors
 from embedllm.package.lora.adapter import Adapter
 from embedllm.package.lora.peft_config import CONFIG, PeftConfig, read_config

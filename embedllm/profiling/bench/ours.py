@@ -14,7 +14,7 @@ from embedllm.files.safetensors_header import read_header
 from embedllm.files.version import __version__
 from embedllm.kv_cache.prefix_cache import PREFIX_CACHE_BYTES
 from embedllm.loading.load import load
-from embedllm.package.architecture import Moe
+from embedllm.package.architecture.mlp import Moe
 from embedllm.package.package import Package
 from embedllm.package.packing import packings
 from embedllm.package.tensors import kv_bytes, linears, norms

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.files.safetensors_header import TensorFile, read_header
-from embedllm.package.architecture import Decoder, Linear, Moe, Norm, Rope
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Moe
+from embedllm.package.architecture.rope import Rope
+from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.entries import LATENT, FileEntry
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package

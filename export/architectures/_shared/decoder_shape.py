@@ -18,20 +18,13 @@ from embedllm.export.architectures._shared.parts import (
 )
 from embedllm.export.architectures._shared.rope import ROPE, RopeKeys, describe_rope
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import (
-    Attention,
-    AttentionTemperature,
-    Decoder,
-    Layer,
-    Linear,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Moe,
-    Norm,
-    Origin,
-    Rope,
-)
+from embedllm.package.architecture.attention import Attention, AttentionTemperature
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer, Mixer
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.recurrent import Mamba2
+from embedllm.package.architecture.rope import Rope
+from embedllm.package.architecture.weights import Linear, Norm, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

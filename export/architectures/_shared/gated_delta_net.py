@@ -10,7 +10,9 @@ from embedllm.export.architectures._shared.decoder_shape import Shape
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, activation
 from embedllm.export.architectures._shared.rope import FULL, RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import DeltaNet, Linear, Moe, Origin
+from embedllm.package.architecture.mlp import Moe
+from embedllm.package.architecture.recurrent import DeltaNet
+from embedllm.package.architecture.weights import Linear, Origin
 
 _LINEAR = "linear_attention"  # in 'layer_types'
 _PLACE = "linear_attn"

@@ -9,7 +9,11 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import refuse
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Decoder, DynamicVision, Layer, Linear, Norm, Origin, PatchPooler
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.vision import DynamicVision, PatchPooler
+from embedllm.package.architecture.weights import Linear, Norm, Origin
 
 _TOWER, _EMBEDDER = "model.vision_tower", "model.embed_vision"
 _DEFAULTS = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,

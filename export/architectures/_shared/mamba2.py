@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import NormKind, Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Linear, Mamba2, Origin
+from embedllm.package.architecture.recurrent import Mamba2
+from embedllm.package.architecture.weights import Linear, Origin
 
 _UNLIMITED = (
     [float("inf")],

@@ -7,7 +7,8 @@ import math
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Linear, MultiHeadLatent, Norm, Origin
+from embedllm.package.architecture.attention import Attention, MultiHeadLatent
+from embedllm.package.architecture.weights import Linear, Norm, Origin
 
 _EPSILON = 1e-6  # of the latents' norms, whatever config.json says of the others'
 

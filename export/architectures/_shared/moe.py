@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.parts import Parts, activation
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Linear, Mlp, Moe, Origin
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Linear, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Linear, Mlp, Norm, Origin
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.weights import Linear, Norm, Origin
 
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -18,7 +19,7 @@ ACTIVATIONS: Mapping[str, str] = {
 def activation(
     config: Config, key: str = "hidden_act", default: str = "silu", names: Mapping[str, str] = ACTIVATIONS
 ) -> str:
-    """The name by which embedllm/package/architecture.py knows what config.json calls for. Raises UnsupportedModel."""
+    """The name by which embedllm/package/architecture knows what config.json calls for. Raises UnsupportedModel."""
     found = config.text(key, default)
     if found not in names:
         family, known = config.text("model_type", ""), ", ".join(names)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Linear, PerLayerEmbedding, PerLayerInput
+from embedllm.package.architecture.layer import PerLayerEmbedding, PerLayerInput
+from embedllm.package.architecture.weights import Linear
 
 
 def per_layer_embedding(

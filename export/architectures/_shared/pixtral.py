@@ -5,7 +5,10 @@ from __future__ import annotations
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, DynamicVision, Layer, Linear, Norm, PatchMerger
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.vision import DynamicVision, PatchMerger
+from embedllm.package.architecture.weights import Linear, Norm
 
 _NAMES = Names(
     attention_norm="attention_norm", mlp_norm="ffn_norm", q="attention.q_proj", k="attention.k_proj",

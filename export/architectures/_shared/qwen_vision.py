@@ -9,17 +9,13 @@ from math import isqrt
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.parts import ACTIVATIONS, Names, NormKind, Parts, Sizes, activation
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import (
-    Attention,
-    Decoder,
-    DeepStack,
-    DynamicVision,
-    Layer,
-    Linear,
-    Mlp,
-    Mrope,
-    PatchMerger,
-)
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.rope import Mrope
+from embedllm.package.architecture.vision import DeepStack, DynamicVision, PatchMerger
+from embedllm.package.architecture.weights import Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import (
+from embedllm.package.architecture.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Layer, Linear, Vision
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.vision import Vision
+from embedllm.package.architecture.weights import Linear
 
 _NAMES = Names(
     attention_norm="layer_norm1", mlp_norm="layer_norm2", o="self_attn.out_proj", up="mlp.fc1", down="mlp.fc2", gate=""

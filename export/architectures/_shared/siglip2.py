@@ -8,7 +8,8 @@ from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import Sizes
 from embedllm.export.architectures._shared.siglip import NORM, siglip_layer
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import DynamicVision, Linear, Norm, PatchMerger
+from embedllm.package.architecture.vision import DynamicVision, PatchMerger
+from embedllm.package.architecture.weights import Linear, Norm
 
 _ENCODER, _PROJECTOR = "model.vision_tower.vision_model", "model.multi_modal_projector"
 _DEFAULTS: dict[str, object] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,

@@ -13,7 +13,7 @@ from embedllm.backends.gpu.webgpu_vision import with_plain_attention
 from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.ort.runtime import ort
 from embedllm.export import Recipe, convert
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.package import open_package
 from tests.support.dynamic_vision import dynamic_checkpoint, dynamic_image
 from tests.support.gemma4 import gemma4_checkpoint

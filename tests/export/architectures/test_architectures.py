@@ -14,8 +14,8 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import architectures
 from embedllm.export.architectures import describe, families
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import (
-    Decoder,
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

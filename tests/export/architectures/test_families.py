@@ -19,7 +19,8 @@ from embedllm.export.checkpoints.tensor_mapping import check_matrix, check_vecto
 from embedllm.export.quantization.float_forward import Checkpoint
 from embedllm.files.safetensors_header import read_header
 from embedllm.hub.location import Location
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.tensors import linears, outer_matrices, small_matrices, tables, vectors, vision_runs
 from tests.support.families import FAMILIES, WINDOW, make_checkpoint
 

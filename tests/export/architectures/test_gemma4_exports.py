@@ -19,7 +19,7 @@ from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.export.verify import verify_folder
-from embedllm.package.architecture import DynamicVision
+from embedllm.package.architecture.vision import DynamicVision
 from tests.support.gemma4 import CONFIGS, gemma4_checkpoint, gemma4_config
 
 

@@ -14,7 +14,7 @@ from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import FLOAT32, VARIANTS
 from tests.support.families import FAMILIES, LLAMA4, WINDOW, make_checkpoint
 from tests.support.tiny import tiny_config

@@ -11,7 +11,7 @@ from embedllm.errors import ExportError, PackageError
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.tensor_mapping import read_matrix
 from embedllm.export.quantization.imatrix import read_importance
-from embedllm.package.architecture import Linear, Origin
+from embedllm.package.architecture.weights import Linear, Origin
 from embedllm.package.graph_variants import DIRECTML
 from embedllm.package.lora.peft import check_adaptable
 from embedllm.package.package import open_package

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import describe, families
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.rope import tables
 from tests.support.tiny import tiny_config
 

@@ -8,7 +8,7 @@ import pytest
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.encoders import describe_encoder
-from embedllm.package.architecture import Alibi
+from embedllm.package.architecture.position_bias import Alibi
 
 BERT: dict[str, Any] = {
     "model_type": "bert", "vocab_size": 30, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96,

@@ -12,7 +12,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import convert
 from embedllm.export.checkpoints.sentence_transformers import SentenceFolder, read_sentence_folder
 from embedllm.export.encoders import describe_encoder, task_of
-from embedllm.package.architecture import NamedPrompt
+from embedllm.package.architecture.encoder import NamedPrompt
 from embedllm.package.package import open_package
 from tests.support.encoder_folders import CONFIG, write_embedder
 

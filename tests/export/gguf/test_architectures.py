@@ -18,7 +18,8 @@ from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf.source import GgufSource, unfused
-from embedllm.package.architecture import Attention, Decoder
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.package import open_package
 from tests.export.gguf.test_source import CASES, source_of, without_names
 from tests.support.families import FAMILIES, make_checkpoint

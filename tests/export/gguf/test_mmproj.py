@@ -23,7 +23,7 @@ from embedllm.export import Recipe, convert
 from embedllm.export.gguf.source import GgufSource
 from embedllm.images.processors import open_processor
 from embedllm.images.settings import read_settings
-from embedllm.package.architecture import DynamicVision, Vision
+from embedllm.package.architecture.vision import DynamicVision, Vision
 from embedllm.package.package import open_package
 from embedllm.package.packing import packings
 from embedllm.package.tensors import vision_runs

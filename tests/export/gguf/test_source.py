@@ -17,7 +17,8 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.checkpoints.tensor_mapping import check_matrix, check_vector, read_matrix, read_vector
 from embedllm.export.gguf.source import GgufSource, unfused
 from embedllm.hub.location import Location
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.package import open_package
 from embedllm.package.tensors import linears, small_matrices, tables, vectors
 from tests.support.families import FAMILIES, KEYS_AS_VALUES, YARN, make_checkpoint

@@ -24,7 +24,9 @@ from embedllm.errors import ExportError
 from embedllm.export import Recipe
 from embedllm.export.graphs import variants, write_variant
 from embedllm.export.writing.plan import plan
-from embedllm.package.architecture import Decoder, Linear, Mlp, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.weights import Linear
 from embedllm.package.graph_variants import FLOAT16, FLOAT32, QMOE, QMOE_FLOAT16
 from embedllm.package.package import Package, open_package
 from embedllm.package.tensors import mlps

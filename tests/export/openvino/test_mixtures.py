@@ -16,7 +16,9 @@ from embedllm.backends.openvino import driver
 from embedllm.backends.openvino.runtime import core
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe
-from embedllm.package.architecture import Decoder, Layer, Moe
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Moe
 from embedllm.package.graph_variants import OPENVINO
 from embedllm.package.package import WEIGHTS, Package, open_package
 from tests.support.decoder_cases import VOCABULARY, layers

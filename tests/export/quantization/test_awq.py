@@ -24,14 +24,14 @@ from embedllm.export.quantization.float_forward import FloatPass
 from embedllm.export.quantization.importance import input_products
 from embedllm.export.writing.plan import plan
 from embedllm.hub.location import locate
-from embedllm.package.architecture import Mlp
+from embedllm.package.architecture.mlp import Mlp
 from tests.support.calibration_texts import kl, logits, manifest, text, with_outliers
 from tests.support.families import FAMILIES, make_checkpoint
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint, tiny_config, tiny_tensors, write_bf16
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
 
 AWQ = Recipe(method="awq", group_size=16)
 MODELS: dict[str, tuple[str, dict[str, object]]] = {

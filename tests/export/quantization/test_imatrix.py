@@ -20,7 +20,7 @@ from tests.support.imatrix_files import header_bytes, imatrix, imatrix_bytes, te
 from tests.support.tiny import tiny_config
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
 
 SMALL = {"a": np.array([1.5, 2], np.float32), "b": np.array([3], np.float32)}
 

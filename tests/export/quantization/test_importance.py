@@ -38,7 +38,7 @@ from tests.support.imatrix_files import imatrix, tensors_of
 from tests.support.tiny import tiny_checkpoint
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.types import F32
 
 WEIGHTED = Recipe(method="weighted", group_size=16)

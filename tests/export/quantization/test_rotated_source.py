@@ -31,7 +31,7 @@ from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
 
 if TYPE_CHECKING:
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.types import F32
 
 TOKENS = np.random.default_rng(3).integers(0, 307, 60).tolist()

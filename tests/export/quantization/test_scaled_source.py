@@ -15,13 +15,13 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.quantization.float_forward import FloatPass
 from embedllm.export.quantization.scaled_source import Fold, ScaledSource, folds, head_fold
 from embedllm.hub.location import locate
-from embedllm.package.architecture import Mlp
+from embedllm.package.architecture.mlp import Mlp
 from tests.support.families import FAMILIES, make_checkpoint
 from tests.support.tiny import tiny_checkpoint
 
 if TYPE_CHECKING:
     from embedllm.export.checkpoints.tensor_mapping import Source
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture.decoder import Decoder
     from embedllm.types import F32
 
 MODELS: dict[str, tuple[str, dict[str, object]]] = {

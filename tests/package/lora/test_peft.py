@@ -19,7 +19,8 @@ from embedllm.errors import PackageError
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Decoder
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.lora.adapter import Adapter
 from embedllm.package.lora.peft import check_adaptable, read_adapter, read_adapters
 from embedllm.package.lora.peft_config import read_config

@@ -1,0 +1,177 @@
+"""Vision encoders: what makes rows for the decoder of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.weights import Linear, Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """A vision transformer (ViT) and its projector: of each tile of an image, rows that take the place of embeddings.
+
+    x = patches(tile) + positions; layers; norm; pooling; pixel shuffle; projector_norm; projector. Tokens of a tile all
+    see each other, and nothing of other tiles. Source: SigLIP (Zhai et al. 2023); pixel shuffle: Idefics3 (Laurencon et
+    al. 2024); pooling, and attention in both directions: Gemma 3 (Gemma Team 2025).
+    """
+
+    image_token: int  # the placeholder that prompts have, once for each row
+    image_size: int  # pixels; the side of a tile
+    patch_size: int  # pixels; the side of a patch
+    patches: str  # the source's convolution: patches.weight [hidden, 3, patch_size, patch_size], patches.bias
+    positions: Linear  # learned, [patches of a tile, hidden], row by row
+    layers: tuple[Layer, ...]
+    norm: Norm
+    pixel_shuffle: int  # that many patches in both directions become one row, side by side
+    projector: Linear  # [the decoder's hidden, hidden * pixel_shuffle**2]
+    pooling: int = 1  # that many patches in both directions become their mean
+    projector_norm: Norm | None = None  # of what the projector reads
+    bidirectional: bool = False  # in the decoder, the tokens of an image all see each other, within a layer's window
+
+    @property
+    def hidden(self) -> int:
+        return self.norm.size
+
+    @property
+    def grid(self) -> int:
+        """Patches along the side of a tile."""
+        return self.image_size // self.patch_size
+
+    @property
+    def tile_tokens(self) -> int:
+        """Rows that a tile becomes."""
+        return (self.grid // self.pooling // self.pixel_shuffle) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchMerger:
+    """Patches of a square, row by row and side by side, as one row: down(gelu(up(norm(square)))).
+
+    square_norm (LFM2-VL): up(square_norm(norm(square))), whose norm is of each patch.
+    merging (Mistral 3): up(merging(channels)), where channels has the first value of each patch, the second of each ...
+    """
+
+    norm: Norm  # of each patch, or of all values of a square where its size says so
+    up: Linear
+    down: Linear
+    merging: Linear | None = None
+    square_norm: Norm | None = None  # of all values of a square
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """In the order in which they are applied."""
+        return (self.norm,) if self.square_norm is None else (self.norm, self.square_norm)
+
+    @property
+    def square(self) -> int:
+        """Values of the patches of a square together."""
+        return (self.merging or self.up).columns
+
+    @property
+    def matrices(self) -> tuple[Linear, ...]:
+        """In the order in which they are multiplied by."""
+        return tuple(each for each in (self.merging, self.up, self.down) if each is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchPooler:
+    """Patches of a square as one row (Gemma 4): projector(norm(multiplier * their mean)).
+
+    standardize: the source's tensors standardize.std_bias and .std_scale, [hidden]: what is normed is
+    (multiplier * mean - std_bias) * std_scale; empty: multiplier * mean.
+    """
+
+    norm: Norm
+    projector: Linear
+    multiplier: float
+    standardize: str = ""
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        return (self.norm,)
+
+    @property
+    def matrices(self) -> tuple[Linear, ...]:
+        """In the order in which they are multiplied by."""
+        return (self.projector,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepStack:
+    """Features of an earlier layer (DeepStack, Meng et al. 2024), added to the stream behind a layer of the decoder."""
+
+    layer: int  # of the encoder, whose output it reads; the place in the tuple is the layer of the decoder
+    merger: PatchMerger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicVision:
+    """A vision transformer of images of any size ("naive dynamic resolution", Qwen2-VL, Wang et al. 2024).
+
+    x = patches_norm(patches(image)) + positions; layers with 2-D RoPE or without; merger. Rows of the result are side
+    by side, [rows, hidden * (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those
+    of their window only. 2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its
+    column; the other way round where `rope_column_first`. Without: SigLIP 2's NaFlex (Tschannen et al. 2025).
+    """
+
+    image_token: int  # the placeholder that prompts have, once for each row
+    patch_size: int  # pixels; the side of a patch
+    temporal_patch_size: int  # images that a patch covers: the same one several times
+    merge_size: int  # patches along the side of a square that becomes a row
+    patches: str  # the source's convolution: [hidden, 3, temporal_patch_size, patch_size, patch_size]
+    patches_bias: bool
+    rope_base: float  # 0: layers have no RoPE
+    # learned, of a square grid of patches, row by row; interpolated bilinearly, corners on corners. Where
+    # `positions_by_axis`: a half of the rows is of columns, the other of rows; both of a patch are added
+    positions: Linear | None
+    layers: tuple[Layer, ...]
+    merger: PatchMerger | PatchPooler
+    patches_norm: Norm | None = None
+    patches_channels_last: bool = False  # the source's convolution is a matrix [hidden, patch_size * patch_size * 3]
+    antialias: bool = False  # positions are resized as an image is, edges on edges: to fewer by wider kernels
+    # frequencies of rows and columns alternate in one series (Pixtral, Agrawal et al. 2024); else both have the same
+    rope_interleaved: bool = False
+    window: int = 0  # squares along the side of a window; 0: there are none
+    full_layers: tuple[int, ...] = ()  # with windows: layers whose patches see all others
+    deepstack: tuple[DeepStack, ...] = ()
+    rope_column_first: bool = False
+    positions_by_axis: bool = False
+    # in the decoder, the tokens of an image all see each other in layers that have a window, within that
+    bidirectional_in_windows: bool = False
+
+    @property
+    def hidden(self) -> int:
+        return self.layers[0].attention.o.rows
+
+    @property
+    def head_dim(self) -> int:
+        attention = self.layers[0].attention
+        assert isinstance(attention, Attention)
+        return attention.head_dim
+
+    @property
+    def factor(self) -> int:
+        """Pixels that the sides of an image are multiples of."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def has_rope(self) -> bool:
+        return self.rope_base > 0
+
+    @property
+    def mergers(self) -> tuple[PatchMerger | PatchPooler, ...]:
+        """In the order of their features."""
+        return (self.merger, *(each.merger for each in self.deepstack))
+
+    @property
+    def positions_side(self) -> int:
+        """The most patches along a side, where positions are by axis."""
+        assert self.positions is not None
+        return self.positions.rows // 2
+
+    def has_windows(self, index: int) -> bool:
+        """Whether patches in layer `index` see those of their window only."""
+        return self.window > 0 and index not in self.full_layers
