@@ -83,7 +83,7 @@ def measure(engine: WebGpuEngine, places: int, numbers: np.random.Generator, cou
     start = time.perf_counter()
     for token in tokens(count // 4):
         logits = session.feed([token])
-        logits.values(range(logits.size))
+        logits.values([logits.size - 1])  # which the GPU has listed in no case: the row comes over
     times["step with its row"].append(4000 * (time.perf_counter() - start) / count)
     session.rewind(0)
     timed(f"prompt of {LONG}", tokens(LONG))
