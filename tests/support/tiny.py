@@ -19,6 +19,14 @@ _TEXT = [
     "List all files that were changed today, and sort them by size.",
 ]
 _FAMILIES: dict[str, dict[str, object]] = {
+    "gemma2": {
+        "attn_logit_softcapping": 0.5,
+        "final_logit_softcapping": 4.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 64,
+        "tie_word_embeddings": True,
+    },
     "llama": {},
     "mistral": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
@@ -84,6 +92,8 @@ def tiny_tensors(config: dict[str, object], seed: int) -> dict[str, np.ndarray]:
         matrices |= {f"{layer}.self_attn.{name}": shape for name, shape in attention.items()}
         matrices |= {f"{layer}.mlp.{name}": shape for name, shape in mlp.items()}
         norms |= {f"{layer}.input_layernorm": hidden, f"{layer}.post_attention_layernorm": hidden}
+        if family == "gemma2":
+            norms |= {f"{layer}.{when}_feedforward_layernorm": hidden for when in ("pre", "post")}
         if family == "qwen3":
             norms |= {f"{layer}.self_attn.q_norm": head, f"{layer}.self_attn.k_norm": head}
         if qkv_bias:

@@ -176,6 +176,19 @@ def test_layers_that_share_keys_keep_to_their_windows_on_webgpu(
     assert found == expected
 
 
+def test_soft_capping_is_left_to_the_cpu(page: Page, web_server: WebServer, tiny_package: MakePackage) -> None:
+    """WebGPU's attention leaves it out: docs/webgpu.md#faults."""
+    folder = tiny_package("gemma2")
+    tokens = some_tokens(20, open_package(folder).decoder.vocabulary)
+    assert opened(page, web_server, folder, ["webgpu-software", "wasm"])["device"] == "wasm"
+    found, logits = greedy(page, tokens, steps := STEPS["wasm"])
+    expected, first = reference(folder, tokens, steps)
+    np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
+    assert found == expected
+    with pytest.raises(BrowserError, match="logit soft-capping"):
+        opened(page, web_server, folder, "webgpu-software")
+
+
 def test_the_demo_gives_the_reply_of_the_desktop(page: Page, web_server: WebServer) -> None:
     """On WebAssembly: software takes a minute for it, and its logits on WebGPU are in backends/gpu/test_webgpu.py."""
     steps = STEPS["wasm"]

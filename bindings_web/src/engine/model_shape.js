@@ -24,6 +24,7 @@ export class Decoder {
       .filter((/** @type {any} */ layer) => layer.attention.kv_from === undefined)
       .map((/** @type {any} */ layer) => ({ kvHeads: layer.attention.kv_heads, headDim: layer.attention.head_dim }));
     this.sharesKv = architecture.layers.some((/** @type {any} */ { attention }) => attention.kv_from !== undefined);
+    this.capsScores = architecture.layers.some((/** @type {any} */ { attention }) => attention.softcap);
     /** those of products, each once @type {Map<string, Matrix>} */
     this.matrices = new Map();
     collect({ ...architecture, vision: undefined }, this.matrices); // images/ reads the encoder's by itself

@@ -28,6 +28,7 @@ const WEIGHTS = "weights.safetensors";
 /** Most that the matrices may have as floats: with what ONNX Runtime makes of them, half of a wasm memory's 4 GB. */
 const MOST_FLOAT_BYTES = 1 << 30;
 const UNPACKED = "wasm-float32";
+const CAPPED = "attention has logit soft-capping, which WebGPU's leaves out";
 const SHARED = "its layers share keys and values, of which onnxruntime-web 1.30 makes NaN on the CPU";
 
 const TRIED_CONTEXT = 128; // tokens; a trial has fewer
@@ -118,6 +119,7 @@ async function graphFor(device, { manifest }, decoder, { base, urls }) {
     if (decoder.sharesKv) return { reason: SHARED, remedy: "use 'webgpu'" };
     variants = variants.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
   } else {
+    if (decoder.capsScores) return { reason: CAPPED, remedy: "use 'wasm'" };
     const { probe } = await import("../engine/probe.js");
     const outcome = await probe(device, { base, url: libraryUrl("probe", urls) });
     if (!outcome.variant) return { reason: outcome.reason, remedy: "use another device" };
