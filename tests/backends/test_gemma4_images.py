@@ -6,7 +6,6 @@ On one of NVIDIA's: pytest -m gpu tests/backends/test_gemma4_images.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,17 @@ from tests.images.test_chat import asked as message
 from tests.images.test_chat import picture
 from tests.support.dynamic_vision import DynamicImage, dynamic_image
 from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
-from tests.support.image_devices import Case, asked, assert_close, cases, fed, loaded, prompt, replied, rows
+from tests.support.image_devices import (
+    Case,
+    asked,
+    assert_close,
+    case_fixture,
+    cases,
+    fed,
+    prompt,
+    replied,
+    rows,
+)
 
 DEVICES = cases(half=0.1)  # of the spread; in float16 0.06 on lavapipe, of text too
 CASES = {  # config.json
@@ -41,22 +50,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
 
 
-@pytest.fixture(scope="module", params=DEVICES)
-def case(request: pytest.FixtureRequest) -> Case:
-    assert isinstance(request.param, Case)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def llm(case: Case, package: Path) -> Iterator[Model]:
-    with loaded(package, case) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def reference(package: Path) -> Iterator[Model]:
-    with embedllm.load(package, device="reference") as opened:
-        yield opened
+case = case_fixture(DEVICES)
 
 
 @pytest.mark.parametrize("image", [WIDE, TALL, SMALL], ids=["wide", "tall", "small"])

@@ -6,7 +6,6 @@ On one of NVIDIA's: pytest -m gpu tests/backends/test_mrope.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from embedllm.package.architecture.rope import Mrope, Rope
 from embedllm.package.package import open_package
 from embedllm.package.rope import tables
 from tests.support.dynamic_vision import DynamicImage, dynamic_checkpoint, dynamic_image
-from tests.support.image_devices import Case, asked, assert_close, cases, fed, loaded, prompt, replied
+from tests.support.image_devices import Case, asked, assert_close, case_fixture, cases, fed, prompt, replied
 
 WIDE, TALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1)
 PROMPT: tuple[DynamicImage | list[int], ...] = ([5, 6], WIDE, [7], TALL, [8, 9, 10])
@@ -108,22 +107,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(dynamic_checkpoint(root / "checkpoint", "qwen3_vl"), root / "package", Recipe(bits=32))
 
 
-@pytest.fixture(scope="module", params=cases())
-def case(request: pytest.FixtureRequest) -> Case:
-    assert isinstance(request.param, Case)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def llm(case: Case, package: Path) -> Iterator[Model]:
-    with loaded(package, case) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def reference(package: Path) -> Iterator[Model]:
-    with embedllm.load(package, device="reference") as opened:
-        yield opened
+case = case_fixture(cases())
 
 
 def test_logits_follow_the_reference_in_pieces_too(llm: Model, reference: Model, case: Case) -> None:

@@ -7,7 +7,6 @@ On one of NVIDIA's: pytest -m gpu tests/backends/test_pixtral.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +18,7 @@ from embedllm import Model
 from embedllm.export import Recipe, convert
 from embedllm.export.verify import verify_folder
 from tests.support.dynamic_vision import DynamicImage, dynamic_chat_checkpoint, dynamic_checkpoint, dynamic_image
-from tests.support.image_devices import Case, assert_close, cases, fed, loaded, prompt, rows
+from tests.support.image_devices import Case, assert_close, case_fixture, cases, fed, prompt, rows
 
 WIDE, TALL, SMALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1), dynamic_image(3, 1, 1)
 PROMPT: tuple[DynamicImage | list[int], ...] = ([5, 6], WIDE, [7], TALL, SMALL, [8, 9, 10])
@@ -31,22 +30,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(dynamic_checkpoint(root / "checkpoint", "mistral3"), root / "package", Recipe(bits=32))
 
 
-@pytest.fixture(scope="module", params=cases())
-def case(request: pytest.FixtureRequest) -> Case:
-    assert isinstance(request.param, Case)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def llm(case: Case, package: Path) -> Iterator[Model]:
-    with loaded(package, case) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def reference(package: Path) -> Iterator[Model]:
-    with embedllm.load(package, device="reference") as opened:
-        yield opened
+case = case_fixture(cases())
 
 
 @pytest.mark.parametrize("image", [WIDE, TALL, SMALL], ids=["wide", "tall", "small"])

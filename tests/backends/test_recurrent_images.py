@@ -6,13 +6,11 @@ On one of NVIDIA's: pytest -m gpu tests/backends/test_recurrent_images.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import embedllm
 from embedllm import Cancel, Model
 from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import IMAGE_IS_GONE
@@ -21,7 +19,17 @@ from tests.backends.test_mrope import PROMPT, TALL, WIDE
 from tests.images.test_chat import asked as message
 from tests.images.test_chat import picture
 from tests.support.dynamic_vision import DynamicImage, dynamic_chat_checkpoint, dynamic_image
-from tests.support.image_devices import Case, asked, assert_close, cases, fed, loaded, prompt, replied, rows
+from tests.support.image_devices import (
+    Case,
+    asked,
+    assert_close,
+    case_fixture,
+    cases,
+    fed,
+    prompt,
+    replied,
+    rows,
+)
 
 # of the spread: where all compute in float32 the rounding of a state adds up over the tokens; and of float16
 CASES = cases(exact=3e-4, half=0.1)  # measured on lavapipe: 0.051 at most
@@ -33,22 +41,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return convert(dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe(bits=32))
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
-    assert isinstance(request.param, Case)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def llm(case: Case, package: Path) -> Iterator[Model]:
-    with loaded(package, case) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def reference(package: Path) -> Iterator[Model]:
-    with embedllm.load(package, device="reference") as opened:
-        yield opened
+case = case_fixture(CASES)
 
 
 @pytest.mark.parametrize("image", [WIDE, TALL, dynamic_image(3, 1, 1)], ids=["wide", "tall", "small"])

@@ -7,7 +7,6 @@ On one of NVIDIA's: pytest -m gpu tests/backends/test_vision.py
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
 from embedllm.export.verify import verify_folder
 from embedllm.package.package import open_package
-from tests.support.image_devices import DEVICES, Case, assert_close, cases, features, fed, loaded, rows
+from tests.support.image_devices import DEVICES, Case, assert_close, case_fixture, cases, features, fed, rows
 from tests.support.vision import (
     IMAGE_TOKEN,
     Image,
@@ -58,22 +57,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return convert(CHECKPOINTS[request.param](root / "checkpoint"), root / "package", Recipe(bits=32))
 
 
-@pytest.fixture(scope="module", params=cases())
-def case(request: pytest.FixtureRequest) -> Case:
-    assert isinstance(request.param, Case)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def llm(case: Case, package: Path) -> Iterator[Model]:
-    with loaded(package, case) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def reference(package: Path) -> Iterator[Model]:
-    with embedllm.load(package, device="reference") as opened:
-        yield opened
+case = case_fixture(cases())
 
 
 def logits(llm: Model, *parts: Image | list[int], step: int = 0) -> np.ndarray:

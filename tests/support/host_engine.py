@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from embedllm.backends.base import Device
+from embedllm.backends.base import Device, ImageInput
 from embedllm.backends.gpu import cuda, images, io_binding_engine
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.ort.runtime import ort
+from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import graphs
 from embedllm.package.graph_variants import FLOAT16, GPU_FLOAT32
-from embedllm.package.package import Package
+from embedllm.package.package import Package, open_package
 from embedllm.types import Logits
 from tests.support.host_memory import HostMemory
+from tests.support.logits import values
 
 HOST = Device(name="host", backend="test", description="", available=True)
 # of the spread, where all compute in float32; and where all is float16, as tests/support/image_devices.py has it
@@ -67,8 +70,14 @@ def make_host_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "check_assignments", lambda *_: None)
 
 
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(logits.size)))
+def reference_rows(
+    folder: Path, images: Sequence[ImageInput], prompts: Mapping[str, list[int]]
+) -> dict[str, np.ndarray]:
+    """The logits behind each token of the prompts, which have these images, by the reference."""
+    reference = ReferenceEngine(open_package(folder))
+    assert reference.images is not None
+    reference.images.add(images)
+    return {name: reference.open().feed_all(tokens) for name, tokens in prompts.items()}
 
 
 def assert_close(found: Logits | np.ndarray, expected: np.ndarray, engine: ResidentEngine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +59,17 @@ def loaded(package: Path, case: Case) -> Iterator[Model]:
         pytest.skip(str(error))
     with opened:
         yield opened
+
+
+def case_fixture(found: Sequence[ParameterSet]) -> Callable[..., Case]:
+    """A module's fixture `case`: these devices, on which `llm` (tests/backends/conftest.py) is its `package`."""
+
+    @pytest.fixture(scope="module", params=found)
+    def case(request: pytest.FixtureRequest) -> Case:
+        assert isinstance(request.param, Case)
+        return request.param
+
+    return case
 
 
 def features(llm: Model) -> ImageFeatures:

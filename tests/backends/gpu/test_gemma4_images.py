@@ -13,13 +13,19 @@ import pytest
 
 from embedllm.backends.base import BatchRow
 from embedllm.backends.images import images_of, place_images
-from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package
 from tests.backends.test_gemma4_images import CASES
 from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_image, dynamic_prompt
 from tests.support.gemma4 import gemma4_checkpoint
-from tests.support.host_engine import HostEngine, assert_close, graphs_for_host, make_host_the_device, open_host
+from tests.support.host_engine import (
+    HostEngine,
+    assert_close,
+    graphs_for_host,
+    make_host_the_device,
+    open_host,
+    reference_rows,
+)
 
 WIDE, TALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2)
 PARTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
@@ -54,10 +60,7 @@ def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, np.ndarray]:
     """The rows of each prompt and of LATER behind it, by the reference."""
-    reference = ReferenceEngine(open_package(folder))
-    assert reference.images is not None
-    reference.images.add([WIDE, TALL])
-    return {name: reference.open().feed_all([*ids(name), *LATER]) for name in PARTS}
+    return reference_rows(folder, [WIDE, TALL], {name: [*ids(name), *LATER] for name in PARTS})
 
 
 def ids(name: str) -> list[int]:

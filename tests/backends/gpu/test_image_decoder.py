@@ -16,13 +16,12 @@ from embedllm.backends.base import BatchRow
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.images import images_of, images_unsupported, place_images
 from embedllm.backends.ort.runtime import ort
-from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
 from embedllm.package.package import MANIFEST, open_package
 from embedllm.types import Logits
-from tests.support.host_engine import assert_close, graphs_for_host, make_host_the_device, open_resident
+from tests.support.host_engine import assert_close, graphs_for_host, make_host_the_device, open_resident, reference_rows
 from tests.support.vision import IMAGE_TOKEN, TILE_TOKENS, Image, gemma_checkpoint, image, seeing_prompt
 
 ONE, TWO = image(1), image(2)
@@ -74,10 +73,7 @@ def engine(folder: Path, case: tuple[str, int], is_device: None) -> Iterator[Res
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, np.ndarray]:
     """The rows of each prompt and of LATER behind it, by the reference."""
-    reference = ReferenceEngine(open_package(folder))
-    assert reference.images is not None
-    reference.images.add([ONE, TWO])
-    return {name: reference.open().feed_all([*ids(name), *LATER]) for name in PARTS}
+    return reference_rows(folder, [ONE, TWO], {name: [*ids(name), *LATER] for name in PARTS})
 
 
 def ids(name: str) -> list[int]:

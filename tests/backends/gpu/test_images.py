@@ -18,7 +18,8 @@ from embedllm.export import Recipe, convert, graphs
 from embedllm.export.graphs import write_variant
 from embedllm.package.graph_variants import GPU_FLOAT32, VISION_GPU_FLOAT32
 from embedllm.package.package import MANIFEST, open_package
-from tests.support.host_engine import HostEngine, assert_close, make_host_the_device, open_host, values
+from tests.support.host_engine import HostEngine, assert_close, make_host_the_device, open_host
+from tests.support.logits import values
 from tests.support.vision import IMAGE_TOKEN, Image, image, seeing_prompt, vision_checkpoint
 
 ONE, TWO = image(1), image(2, tiles=2)

@@ -28,8 +28,9 @@ from embedllm.export import Recipe
 from embedllm.package.package import Package, open_package
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.types import Logits
-from tests.support.host_engine import HOST, HostEngine, open_host, values
+from tests.support.host_engine import HOST, HostEngine, open_host
 from tests.support.host_memory import HostMemory
+from tests.support.logits import values
 
 ATOL = 1e-4  # measured 7e-6
 VOCABULARY = 307  # of the tiny models, above LISTED

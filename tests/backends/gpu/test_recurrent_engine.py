@@ -22,7 +22,8 @@ from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.package.package import Package, open_package
 from embedllm.types import Logits
-from tests.support.host_engine import HOST, HostEngine, open_host, values
+from tests.support.host_engine import HOST, HostEngine, open_host
+from tests.support.logits import values
 from tests.support.recurrent_checks import TOKENS, differences
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 

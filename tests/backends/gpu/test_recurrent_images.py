@@ -15,13 +15,13 @@ from embedllm.backends.base import BatchRow
 from embedllm.backends.gpu import io_binding_engine, kv_pool
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
 from embedllm.backends.images import images_of, place_images
-from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package
 from embedllm.types import Logits
 from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_checkpoint, dynamic_image, dynamic_prompt
-from tests.support.host_engine import graphs_for_host, make_host_the_device, open_host, values
+from tests.support.host_engine import graphs_for_host, make_host_the_device, open_host, reference_rows
+from tests.support.logits import values
 
 TOLERANCE = 3e-4  # of the spread: the rounding of a state adds up over the tokens
 WIDE, TALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1)
@@ -56,10 +56,7 @@ def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecurrentE
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, np.ndarray]:
     """The rows of each prompt and of LATER behind it, by the reference."""
-    reference = ReferenceEngine(open_package(folder))
-    assert reference.images is not None
-    reference.images.add([WIDE, TALL])
-    return {name: reference.open().feed_all([*ids(name), *LATER]) for name in PARTS}
+    return reference_rows(folder, [WIDE, TALL], {name: [*ids(name), *LATER] for name in PARTS})
 
 
 def ids(name: str) -> list[int]:

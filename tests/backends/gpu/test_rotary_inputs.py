@@ -21,7 +21,8 @@ from embedllm.export import Recipe, convert
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.package import open_package
 from tests.support.dynamic_vision import IMAGE_TOKEN, DynamicImage, dynamic_checkpoint, dynamic_image, dynamic_prompt
-from tests.support.host_engine import assert_close, graphs_for_host, make_host_the_device, open_resident, values
+from tests.support.host_engine import assert_close, graphs_for_host, make_host_the_device, open_resident
+from tests.support.logits import values
 
 WIDE, TALL = dynamic_image(1, 2, 3), dynamic_image(2, 4, 1)
 PARTS: dict[str, tuple[DynamicImage | list[int], ...]] = {

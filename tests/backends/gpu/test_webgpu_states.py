@@ -29,7 +29,7 @@ from embedllm.export import Recipe, convert
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
 from embedllm.sampling.sampler import Sampler
-from embedllm.types import Logits
+from tests.support.logits import best, greedy, values
 from tests.support.recurrent_checks import differences
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_granite_hybrid, tiny_lfm2, tiny_nemotron_h, tiny_qwen3_5
 
@@ -88,22 +88,6 @@ def delta(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     loaded = Loaded("qwen3_5", tmp_path_factory.mktemp("delta"), device)
     yield loaded
     loaded.close()
-
-
-def best(logits: Logits) -> int:
-    return int(logits.top(1).tokens[0])
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(logits.size)))
-
-
-def greedy(session: Session, tokens: list[int], count: int) -> list[int]:
-    found: list[int] = []
-    for _ in range(count):
-        found.append(best(session.feed(tokens)))
-        tokens = found[-1:]
-    return found
 
 
 def exact_greedy(package: Package, tokens: list[int], count: int) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedllm.backends.base import Device, Interrupted, MovesStored, Session
+from embedllm.backends.base import Device, Interrupted, MovesStored
 from embedllm.backends.gpu import webgpu, webgpu_graph, webgpu_steps
 from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.backends.gpu.webgpu_capture import CapturedRun
@@ -23,6 +23,7 @@ from embedllm.backends.sessions.kv_arrays import can_join, joined, on_host
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
 from embedllm.types import Logits
+from tests.support.logits import best, greedy, values
 
 pytestmark = pytest.mark.webgpu
 
@@ -54,22 +55,6 @@ def plain(package: Package, device: Device) -> Iterator[WebGpuEngine]:
     engine = engine_of(package, device, capture=False)
     yield engine
     engine.close()
-
-
-def best(logits: Logits) -> int:
-    return int(logits.top(1).tokens[0])
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(logits.size)))
-
-
-def greedy(session: Session, tokens: list[int], count: int) -> list[int]:
-    found: list[int] = []
-    for _ in range(count):
-        found.append(best(session.feed(tokens)))
-        tokens = found[-1:]
-    return found
 
 
 def test_greedy_tokens_are_those_of_steps_that_are_not_captured(captured: WebGpuEngine, plain: WebGpuEngine) -> None:

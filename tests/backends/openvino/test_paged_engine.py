@@ -25,7 +25,7 @@ from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe
 from embedllm.package.package import open_package
-from embedllm.types import Logits
+from tests.support.logits import values
 from tests.support.openings import device, ov_engine, paged_engine
 
 if TYPE_CHECKING:
@@ -50,10 +50,6 @@ def engine(folder: Path) -> Iterator[PagedEngine]:
 
 def rows(session: PagedSession, tokens: list[int]) -> list[list[float]]:
     return [session.feed([token]).values(range(307)) for token in tokens]
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(307)))
 
 
 def alone(engine: PagedEngine, tokens: Sequence[int]) -> np.ndarray:

@@ -25,7 +25,7 @@ from embedllm.package.graph_variants import INT4_KV, INT8_KV, GraphVariant
 from embedllm.package.lora.adapter import Adapter
 from embedllm.package.lora.peft import read_adapter
 from embedllm.package.package import open_package
-from embedllm.types import Logits
+from tests.support.logits import values
 from tests.support.openings import device, ort_engine
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
@@ -46,10 +46,6 @@ def engine(folder: Path) -> Iterator[OrtEngine]:
     opened = ort_engine(folder, exact=False)
     yield opened
     opened.close()
-
-
-def values(logits: Logits) -> np.ndarray:
-    return np.array(logits.values(range(VOCABULARY)))
 
 
 def opened(engine: OrtEngine, starts: Sequence[int]) -> list[OrtSession]:
