@@ -56,14 +56,16 @@ def fetch_gguf(
     Raises HubError, ExportError.
     """
     from embedllm.export.gguf.mmproj import can_see, fits
+    from embedllm.export.gguf.reader import read_model
 
     model = repository.fetch(choice.files, on_progress) / choice.files[0]
     if not choice.mmproj or not takes_mmproj:
         return model, False
-    if not choice.names_mmproj and not can_see(model):
+    text = None if choice.names_mmproj else read_model(model)
+    if text is not None and not can_see(text):
         _log.info(
             "'%s' of '%s' is not downloaded: of such models no vision encoder is read", choice.mmproj, repository.name
         )
         return model, False
     encoder = repository.fetch([choice.mmproj], on_progress) / choice.mmproj
-    return model, encoder if choice.names_mmproj or fits(encoder, model) else False
+    return model, encoder if text is None or fits(encoder, text) else False

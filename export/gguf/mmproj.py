@@ -118,7 +118,7 @@ def mmproj_files(files: Sequence[Path]) -> list[Path]:
 
 def find_mmproj(text: GgufModel) -> Mmproj | None:
     """The first of mmproj_files() that fits a text model."""
-    if _architecture(text) not in _SEEING:
+    if not can_see(text):
         return None
     for path in mmproj_files(text.files):
         if (found := _fitting(path, text)) is not None:
@@ -127,14 +127,14 @@ def find_mmproj(text: GgufModel) -> Mmproj | None:
     return None
 
 
-def can_see(text: Path) -> bool:
-    """Whether a text model is of an architecture whose vision encoders are read. Raises ExportError."""
-    return _architecture(read_model(text)) in _SEEING
+def can_see(text: GgufModel) -> bool:
+    """Whether a text model is of an architecture whose vision encoders are read."""
+    return _architecture(text) in _SEEING
 
 
-def fits(path: Path, text: Path) -> bool:
-    """Whether a file has the vision encoder of a text model. Raises ExportError for another text model."""
-    return _fitting(path, read_model(text)) is not None
+def fits(path: Path, text: GgufModel) -> bool:
+    """Whether a file has the vision encoder of a text model."""
+    return _fitting(path, text) is not None
 
 
 def _fitting(path: Path, text: GgufModel) -> Mmproj | None:

@@ -256,7 +256,7 @@ def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     move = """
     const state = await session.exportState();
     const other = loaded.engine.open();
-    await other.importState(state, session.position);
+    await other.importState(state, session.held.slice(0, session.position));
     globalThis.session = other;
     """
     page.in_worker(move, patience_s=LONG_S)
@@ -288,8 +288,7 @@ def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebSer
     token = await feed(9);
     for (let count = 0; count < 4; count++) token = await feed(token);
     const state = await session.exportState();
-    const held = session.position;
-    await session.importState(state, held);
+    await session.importState(state, session.held.slice(0, session.position));
     token = await feed(token);
     return { fed, rows, captures: engine.captures };
     """

@@ -117,15 +117,17 @@ export class Session {
     return position ? this.#limits.alone(() => this.#steps.read(0, position)) : [];
   }
 
-  /** @param {Uint8Array[]} state of exportState() @param {number} tokens that it holds; they take the place of all */
+  /** @param {Uint8Array[]} state of exportState() @param {readonly number[]} tokens that it holds; they take the place of all */
   async importState(state, tokens) {
     this.#open();
-    if (tokens > this.#limits.context) throw new RangeError(`a state of ${tokens} tokens does not fit.`);
+    const count = tokens.length;
+    if (count > this.#limits.context) throw new RangeError(`a state of ${count} tokens does not fit.`);
     await this.#limits.alone(async () => {
       this.position = 0;
-      await this.#reserve(tokens);
-      await this.#steps.write(state, 0, tokens);
-      this.position = tokens;
+      await this.#reserve(count);
+      await this.#steps.write(state, 0, count);
+      this.position = count;
+      this.held = [...tokens];
     });
   }
 

@@ -119,7 +119,7 @@ export class GpuBuffers {
   /** Binds what is the same in each run. */
   async #binding(session = this.#model.session) {
     const { calls } = this.#model;
-    const takesLengths = this.#model.takesLengths && session === this.#model.session;
+    const takesLengths = this.#model.takesLengthsIn(session);
     const binding = calls.module._OrtCreateBinding(session);
     if (!binding) throw new DeviceError(`ONNX Runtime binds nothing: ${calls.lastError()}`);
     this.#bindings.push(binding);
@@ -152,7 +152,7 @@ export class GpuBuffers {
   async feed(tokens, position, images) {
     const { calls, uncaptured } = this.#model;
     const session = images?.session || this.#model.session;
-    const takesLengths = this.#model.takesLengths && session === this.#model.session;
+    const takesLengths = this.#model.takesLengthsIn(session);
     const end = position + tokens.length;
     const kind = !images ? 0 : images.session ? 3 : images.features ? 2 : 1;
     const binding = (this.#prompts[kind] ||= await this.#binding(session));

@@ -52,6 +52,11 @@ export class GpuModel {
     this.uncaptured = this.options(NOT_CAPTURED);
   }
 
+  /** Whether attention takes lengths in a session: that for images takes a mask. @param {number} session */
+  takesLengthsIn(session) {
+    return this.takesLengths && session === this.session;
+  }
+
   /** @param {string} name of an input or output */
   name(name) {
     return this.calls.module.getValue(this.#names + 4 * this.#inputs.indexOf(name), "*");

@@ -1,6 +1,7 @@
 // Parts of messages that are images: which are. Loaded for every prompt, so without the rest.
 
 const KINDS = ["image", "image_url", "input_image"];
+const ENCODERS = [undefined, "DynamicVision"]; // undefined: of tiles, the first kind, which manifests do not name
 
 /** Whether a part of a content is an image, as OpenAI or transformers have it. @param {any} part */
 export const isImagePart = (part) => KINDS.includes(part?.type);
@@ -9,11 +10,11 @@ export const isImagePart = (part) => KINDS.includes(part?.type);
 export const hasImages = (prompt) =>
   Array.isArray(prompt) && prompt.some((message) => Array.isArray(message?.content) && message.content.some(isImagePart));
 
+/** Whether a page runs a vision encoder. @param {any} vision of the manifest's architecture, if it has one */
+export const isEncodedHere = (vision) => Boolean(vision) && ENCODERS.includes(vision.kind);
+
 /** Whether a model's images are read here. @param {import("../worker/load_model.js").Loaded} loaded */
-export async function takesImages({ manifest }) {
-  const { architecture } = /** @type {any} */ (manifest);
-  return Boolean(architecture?.vision) && !(await import("./support.js")).imagesRefusal(architecture);
-}
+export const takesImages = ({ manifest }) => isEncodedHere(/** @type {any} */ (manifest.architecture)?.vision);
 
 /**
  * Messages with their images as data URLs, which can be posted and stored.

@@ -6,8 +6,7 @@ import { decode } from "./decode.js";
 import { openEncoder } from "./encoder.js";
 import { ImageFeatures, firstId } from "./features.js";
 import { MAX_IMAGES, checkBytes, dataStart, imageOf } from "./limits.js";
-import { isImagePart } from "./parts.js";
-import { imagesRefusal } from "./support.js";
+import { isEncodedHere, isImagePart } from "./parts.js";
 
 /**
  * @import { RenderedPrompt } from "../package/content_marks.js"
@@ -51,17 +50,15 @@ export class ModelImages {
   /** Rejects with RangeError and DeviceUnavailable for a model that takes no images here, PackageError. @param {Loaded} loaded */
   static async open(loaded) {
     const { manifest, texts, tokenizer, device } = loaded;
-    const architecture = /** @type {any} */ (manifest.architecture);
-    const { vision, rope } = architecture;
+    const { vision, rope } = /** @type {any} */ (manifest.architecture);
     if (!vision) {
       throw new RangeError(
         `'${manifest.name}' reads text only: it takes no images. Leave them out, or load a vision-language model; ` +
           "export it again where its folder was written as a text decoder (docs/guide-images.md).",
       );
     }
-    const refusal = imagesRefusal(architecture);
-    if (refusal) {
-      const [reason, remedy] = refusal;
+    if (!isEncodedHere(vision)) {
+      const [reason, remedy] = ["browsers do not run its vision encoder", "use the device 'cpu' of a desktop"];
       throw new DeviceUnavailable(`'${device.name}' takes no images of '${manifest.name}': ${reason}; ${remedy}.`, {
         tried: [[device.name, reason, remedy]],
       });

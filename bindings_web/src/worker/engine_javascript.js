@@ -72,13 +72,12 @@ class Model {
     this.#marks = parseSpecial ? null : new ContentMarks(loaded.tokenizer.specialTexts);
     this.kind = loaded.kind;
     const [name, canChat] = [manifest.name, this.#canChat()];
-    this.about = { name, context: engine.context, canChat, takesImages: false, device, refused, untried };
+    this.about = { name, context: engine.context, canChat, takesImages: takesImages(loaded), device, refused, untried };
   }
 
-  /** Loads what the chat template needs besides, and asks whether the model takes images here. */
+  /** Loads what the chat template needs besides. */
   async prepare() {
     await this.#template?.prepare();
-    this.about.takesImages = await takesImages(this.#loaded);
   }
 
   /** @param {Reply} reply @param {Replying} replying */

@@ -58,8 +58,7 @@ export async function openPython(bridge, { url, device, threads, urls, parse_spe
     current = loading; // Python's to close from now on
     const found = await awaited(serve.open_model(url, parse_special === true));
     if (typeof found === "string") throw signal.aborted ? signal.reason : remade(JSON.parse(found));
-    const loaded = await loading;
-    return opened(found, loaded, opening, await takesImages(loaded));
+    return opened(found, await loading, opening);
   } catch (error) {
     if (current === null) void loading.then(({ engine }) => engine.close(), () => {});
     throw error;
@@ -72,10 +71,9 @@ export async function openPython(bridge, { url, device, threads, urls, parse_spe
  * @param {Server} server
  * @param {Loaded} loaded
  * @param {Opening} opening
- * @param {boolean} takesImages
  * @returns {Opened}
  */
-function opened(server, loaded, { onLost }, takesImages) {
+function opened(server, loaded, { onLost }) {
   const { device, refused, engine, texts, kind, untried } = loaded;
   const grammars = new Grammars(texts);
   /** @type {ModelImages | null} */
@@ -89,7 +87,7 @@ function opened(server, loaded, { onLost }, takesImages) {
   };
   engine.onLost = onLost;
   return {
-    about: { name: server.name, context: server.context, canChat: server.can_chat, takesImages, device, refused, untried },
+    about: { name: server.name, context: server.context, canChat: server.can_chat, takesImages: takesImages(loaded), device, refused, untried },
     kind,
     async reply(reply, replying) {
       if (hasImages(reply.prompt)) reply = await withImages(reply);
@@ -105,7 +103,7 @@ function opened(server, loaded, { onLost }, takesImages) {
       const session = server.session(conversation);
       return session ? { session, tokens: JSON.parse(server.tokens(conversation)) } : null;
     },
-    hold: (conversation, tokens) => Object.assign(server.hold(conversation, JSON.stringify(tokens)), { held: [...tokens] }),
+    hold: (conversation, tokens) => server.hold(conversation, JSON.stringify(tokens)),
     forget: (conversation) => server.forget(conversation),
     close() {
       server.close();

@@ -153,7 +153,7 @@ class Serving {
     const { saved, tokens, state } = await (await this.#means.conversations()).read(name, model.kind);
     if (!tokens.length) return saved;
     try {
-      await model.hold(conversation, tokens).importState(state, tokens.length);
+      await model.hold(conversation, tokens).importState(state, tokens);
     } catch (error) {
       model.forget(conversation);
       throw error;

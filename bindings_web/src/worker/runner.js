@@ -32,7 +32,6 @@ class CachedSequence {
   constructor(session, tokens = []) {
     this.session = session;
     this.tokens = tokens;
-    session.held = [...tokens];
   }
 
   /** @param {readonly number[]} tokens */

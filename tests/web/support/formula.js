@@ -91,10 +91,10 @@ class FormulaSession {
     return this.tokens.length ? [new Uint8Array(Int32Array.from(this.tokens).buffer)] : [];
   }
 
-  /** @param {Uint8Array[]} state @param {number} tokens */
+  /** @param {Uint8Array[]} state @param {readonly number[]} tokens */
   async importState([bytes], tokens) {
     if (this.engine.failure) throw this.engine.failure;
-    this.tokens = [...new Int32Array(bytes.buffer, bytes.byteOffset, tokens)];
+    this.tokens = [...new Int32Array(bytes.buffer, bytes.byteOffset, tokens.length)];
   }
 
   interrupt(stop = true) {
