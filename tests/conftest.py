@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -89,24 +90,32 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the run, the same in all workers: lock what is made there once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if WORKER else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_package(shared_folder: Path) -> Callable[..., Path]:
     """A function that exports a tiny random model, once a run for equal arguments: by one worker, for all of them.
 
     tiny_package(family, recipe, **config): see tests/support/tiny.py. The folder is shared: copy it to change it.
+    A recipe that names no method gets "nearest", of a third of the time: the default is tested in tests/export.
     """
     from embedllm.export import Recipe, convert
     from tests.support.tiny import tiny_checkpoint
 
-    shared = tmp_path_factory.getbasetemp()
-    shared = (shared.parent if WORKER else shared) / "tiny packages"
-    shared.mkdir(exist_ok=True)
-
     def make(family: str = "qwen3", recipe: Recipe | None = None, **config: object) -> Path:
+        recipe = (recipe or Recipe()).of_floats
+        recipe = replace(recipe, method=recipe.method or "nearest")
         key = hashlib.sha256(f"{family} {recipe} {sorted(config.items())}".encode()).hexdigest()[:16]
-        folder = shared / key / "package"
-        with FileLock(shared / f"{key}.lock"):
+        folder = shared_folder / key / "package"
+        with FileLock(shared_folder / f"{key}.lock"):
             if not folder.exists():  # it appears whole
-                place = shared / key / "checkpoint"
+                place = shared_folder / key / "checkpoint"
                 convert(tiny_checkpoint(place, family, **config), folder, recipe)  # type: ignore[arg-type]
         return folder
 

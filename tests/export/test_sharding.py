@@ -147,7 +147,8 @@ def test_shards_do_not_depend_on_how_much_is_read_at_once(
 
 def test_an_export_in_shards_is_the_export_cut(package: Path, tmp_path: Path) -> None:
     checkpoint, size = tiny_checkpoint(tmp_path / "checkpoint", "llama"), weights_bytes(package) - 1000
-    code, out, said = run("export", checkpoint, tmp_path / "out" / "package", "--bits", 32, "--shard", size, "--json")
+    options = ("--bits", 32, "--method", "nearest", "--shard", size, "--json")
+    code, out, said = run("export", checkpoint, tmp_path / "out" / "package", *options)
     assert code == 0, said
     assert json.loads(out)["shards"] == {WEIGHTS: [PART_1, PART_2]}
     assert json.loads(out)["weights_bytes"] == weights_bytes(package)

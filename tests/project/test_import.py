@@ -203,6 +203,8 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 # --- the sources
 
+_STATEMENTS = ast.stmt | ast.excepthandler | ast.match_case
+
 
 @cache
 def sources() -> dict[str, Path]:
@@ -217,6 +219,16 @@ def sources() -> dict[str, Path]:
                 if path.suffix == ".py":
                     found[".".join([package, *(part for part in parts if part != "__init__")])] = path
     return found
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Its children without expressions, which hold no import."""
+    return (child for child in ast.iter_child_nodes(node) if isinstance(child, _STATEMENTS))
 
 
 @cache
@@ -239,10 +251,10 @@ def imports_of(module: str, path: Path) -> Iterator[Import]:
             yield from (found for child in node.body for found in visit(child, at_once=False))
             yield from (found for child in node.orelse for found in visit(child, at_once=inner))
             return
-        for child in ast.iter_child_nodes(node):
+        for child in statements_in(node):
             yield from visit(child, at_once=inner)
 
-    return visit(ast.parse(path.read_text(encoding="utf-8")), at_once=True)
+    return visit(tree_of(path), at_once=True)
 
 
 def is_within(module: str, places: tuple[str, ...]) -> bool:
@@ -280,10 +292,15 @@ def test_no_other_third_party_package_is_imported() -> None:
 
 
 def test_no_private_name_is_imported_from_another_module() -> None:
+    def nodes(node: ast.AST) -> Iterator[ast.AST]:
+        yield node
+        for child in statements_in(node):
+            yield from nodes(child)
+
     found = {
         (module, f"{node.module}.{alias.name}")
         for module, path in sources().items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(tree_of(path))
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "embedllm"
         for alias in node.names
         if alias.name.startswith("_") and not alias.name.endswith("__")
