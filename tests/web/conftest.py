@@ -45,10 +45,10 @@ def node_modules() -> Path:
 
 
 @pytest.fixture(scope="session")
-def started_browser() -> Iterator[Browser]:
+def started_browser(shared_folder: Path) -> Iterator[Browser]:
     """One Chromium for all tests of a process; take `browser`."""
     need(found.missing())
-    with Browser() as browser:
+    with Browser(shared_folder) as browser:
         yield browser
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
-from tests.web.support.probes import recall_probes
+from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
 
 pytestmark = pytest.mark.browser
@@ -71,7 +71,7 @@ await writable.close();
 
 @pytest.fixture
 def page(browser: Browser, web_server: WebServer) -> Page:
-    return recall_probes(browser.context().page(f"{web_server.url}/tests/blank.html"))
+    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_an_opened_conversation_computes_only_what_is_new_after_a_reload(
     engine: str, device: str, page: Page, tiny: str, places: dict[str, str]
 ) -> None:
     given = {"url": tiny, "engine": engine, "device": device, "urls": places}
-    written = run(page, WRITE, given)
+    written = run(page, WRITE, probed(page, given))
     page.reload()
     found = run(page, READ, given)
     assert found == written
@@ -122,7 +122,7 @@ def test_a_kv_that_is_damaged_or_of_another_model_is_computed_again_and_said(
     other = web_server.serve("/models/other", tiny_package("qwen3", max_position_embeddings=512)) + "/"
     found = run(page, READ, {**given, "url": other})
     assert (found["saved"], found["third"]["cached"]) == (written["saved"], 0)
-    found = run(page, READ, {**given, "device": "webgpu-software"})
+    found = run(page, READ, probed(page, {**given, "device": "webgpu-software"}))
     assert found["third"]["cached"] == 0
     run(page, FLIP, -1)
     found = run(page, READ, given)

@@ -25,7 +25,7 @@ from tests.support.vision import vision_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
-from tests.web.support.probes import recall_probes, remember_probes
+from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
 
 pytestmark = pytest.mark.browser
@@ -90,14 +90,13 @@ def urls(server: WebServer) -> dict[str, str]:
 
 def opened(page: Page, server: WebServer, folder: Path, device: str | list[str]) -> dict[str, Any]:
     url = server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
-    found = page.in_worker(LOAD, {"url": url, "device": device, "urls": urls(server)}, patience_s=LONG_S)
-    remember_probes(page)
-    return found
+    given = {"url": url, "device": device, "urls": urls(server)}
+    return page.in_worker(LOAD, probed(page, given), patience_s=LONG_S)
 
 
 @pytest.fixture
 def page(browser: Browser, web_server: WebServer) -> Page:
-    return recall_probes(browser.context().page(f"{web_server.url}/tests/blank.html"))
+    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 def greedy(page: Page, tokens: Sequence[int], steps: int) -> tuple[list[int], list[float]]:

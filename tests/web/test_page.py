@@ -14,7 +14,7 @@ from embedllm.loading.resolve import package_folder
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
-from tests.web.support.probes import recall_probes
+from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
 from tests.web.test_engine import urls
 from tests.web.test_python import template_engine
@@ -91,7 +91,7 @@ def places(web_server: WebServer, python_folder: Path, node_modules: Path) -> di
 
 @pytest.fixture
 def page(browser: Browser, web_server: WebServer) -> Page:
-    return recall_probes(browser.context().page(f"{web_server.url}/tests/blank.html"))
+    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_a_software_gpu_gives_the_same_and_one_that_is_lost_comes_back_with_the_
     page: Page, tiny: str, tiny_package: MakePackage, places: dict[str, str]
 ) -> None:
     given = {"url": tiny, "engine": "javascript", "device": "webgpu-software", "urls": places, "made": True}
-    assert run(page, OPEN, given)["device"] == "webgpu-software"
+    assert run(page, OPEN, probed(page, given))["device"] == "webgpu-software"
     asked = "return (await llm.generate('the quick', { temperature: 0, stop_tokens: [], max_tokens: 20 })).tokens;"
     with embedllm.load(tiny_package("llama"), device="cpu", exact=True) as llm:
         expected = llm.generate("the quick", embedllm.Sampling(temperature=0), stop_tokens=[], max_tokens=20)

@@ -31,7 +31,9 @@ class Event:
 class Browser:
     """Chromium, until close(). Events of all its pages are kept; check() raises for those that no test may have."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Path | None = None) -> None:
+        """shared: folder of the run, for what a page finds for those of all processes."""
+        self.shared = shared
         if reason := missing():
             raise RuntimeError(reason)
         self._process = subprocess.Popen(
