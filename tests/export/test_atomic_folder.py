@@ -19,6 +19,8 @@ from embedllm.export.writing.atomic_folder import atomic_folder
 from embedllm.package.package import MANIFEST, open_package
 from tests.support.tiny import tiny_checkpoint
 
+NEAREST = Recipe(method="nearest")  # of a third of the default's time
+
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
@@ -59,7 +61,7 @@ def test_the_folder_does_not_exist_before_it_is_whole(checkpoint: Path, tmp_path
 
 
 def test_an_existing_folder_is_refused_and_left_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     before = contents(package)
     with pytest.raises(ExportError, match=rf"'{package}' exists already; choose another name, or replace it"):
         convert(checkpoint, package, Recipe(bits=8))
@@ -67,7 +69,7 @@ def test_an_existing_folder_is_refused_and_left_as_it_is(checkpoint: Path, tmp_p
 
 
 def test_replacing_leaves_nothing_of_the_old_package(checkpoint: Path, tmp_path: Path) -> None:
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     (package / "notes.txt").write_text("of the old one")
     convert(checkpoint, package, Recipe(bits=8), replace=True)
     opened = open_package(package)
@@ -78,14 +80,14 @@ def test_replacing_leaves_nothing_of_the_old_package(checkpoint: Path, tmp_path:
 
 
 def test_replacing_needs_nothing_to_replace(checkpoint: Path, tmp_path: Path) -> None:
-    open_package(convert(checkpoint, tmp_path / "package", replace=True)).check()
+    open_package(convert(checkpoint, tmp_path / "package", NEAREST, replace=True)).check()
 
 
 def test_replacing_takes_an_empty_folder(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     with pytest.raises(ExportError, match="exists already"):
         convert(checkpoint, tmp_path / "package")
-    open_package(convert(checkpoint, tmp_path / "package", replace=True)).check()
+    open_package(convert(checkpoint, tmp_path / "package", NEAREST, replace=True)).check()
 
 
 def test_replacing_refuses_a_folder_that_is_no_package(checkpoint: Path, tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_package_can_be_replaced_from_inside(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `embedllm export SOURCE . --replace`: the folder has a name, though the caller did not write it."""
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     monkeypatch.chdir(package)
     convert(checkpoint, ".", Recipe(bits=8), replace=True)
     opened = open_package(package)
@@ -113,7 +115,7 @@ def test_a_package_can_be_replaced_from_inside(
 
 
 def test_replacing_a_link_leaves_what_it_points_at(checkpoint: Path, tmp_path: Path) -> None:
-    real = convert(checkpoint, tmp_path / "real")
+    real = convert(checkpoint, tmp_path / "real", NEAREST)
     before = contents(real)
     (tmp_path / "link").symlink_to(real, target_is_directory=True)
     convert(checkpoint, tmp_path / "link", Recipe(bits=8), replace=True)
@@ -123,7 +125,7 @@ def test_replacing_a_link_leaves_what_it_points_at(checkpoint: Path, tmp_path: P
 
 
 def test_a_failed_export_leaves_the_package_that_it_was_to_replace(checkpoint: Path, tmp_path: Path) -> None:
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     before = contents(package)
 
     def fail(_: Progress) -> None:
@@ -141,7 +143,7 @@ def test_a_package_survives_being_replaced_whatever_happens_meanwhile(
     error: BaseException, step: int, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the renames at the end fails: the old package or the new one is there, whole."""
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     rename, renames = Path.rename, 0
 
     def failing(path: Path, target: Path) -> Path:
@@ -178,7 +180,7 @@ def test_what_appears_under_the_name_meanwhile_is_left_alone(replace: bool, chec
 
 
 def test_a_copied_package_opens_without_its_source(checkpoint: Path, tmp_path: Path) -> None:
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     shutil.rmtree(checkpoint)
     moved = package.rename(tmp_path / "elsewhere")
     open_package(moved).check()

@@ -30,6 +30,7 @@ GRAPHS = (*GENERIC, DML)
 WASM = "model.wasm.onnx"  # reads a file that is on no disk: tests/package/test_wasm_floats.py
 IR = "openvino_model.xml"
 ITEM_BYTES: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.UINT8: 1}
+NEAREST = Recipe(method="nearest")  # for what goes beside the weights: of a third of the default's time
 STORED_AS = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8}
 
 
@@ -123,7 +124,7 @@ def test_generation_settings_go_before_the_config(
     (checkpoint / "generation_config.json").unlink()
     if generation is not None:
         (checkpoint / "generation_config.json").write_text(json.dumps(generation))
-    assert open_package(convert(checkpoint, tmp_path / "package")).stop_tokens == tuple(stop)
+    assert open_package(convert(checkpoint, tmp_path / "package", NEAREST)).stop_tokens == tuple(stop)
 
 
 @pytest.mark.parametrize(("given", "taken"), [(-1, None), (0, 0), (306, 306), (307, None), (None, None)])
@@ -134,7 +135,7 @@ def test_a_bos_or_pad_token_outside_of_the_vocabulary_is_none(
     (checkpoint / "generation_config.json").write_text(json.dumps({"bos_token_id": given, "pad_token_id": given}))
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "pad_token_id": None, "bos_token_id": None}))
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     assert manifest_of(package)["tokens"] == {"bos": taken, "pad": taken, "stop": [2]}
     model = json.loads((package / "genai_config.json").read_text())["model"]
     assert model.get("bos_token_id") == taken
@@ -158,7 +159,7 @@ def test_the_license_is_that_of_the_model_card(
 ) -> None:
     if card is not None:
         (checkpoint / "README.md").write_bytes(card.encode())
-    assert manifest_of(convert(checkpoint, tmp_path / "package"))["license"] == expected
+    assert manifest_of(convert(checkpoint, tmp_path / "package", NEAREST))["license"] == expected
 
 
 # The weights
@@ -343,13 +344,13 @@ def test_shards_give_the_same_bytes_as_one_file(tmp_path: Path) -> None:
 
 def test_a_link_to_a_source_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(checkpoint, target_is_directory=True)
-    direct = convert(checkpoint, tmp_path / "a" / "package")
-    assert contents(direct) == contents(convert(tmp_path / "link", tmp_path / "b" / "package"))
+    direct = convert(checkpoint, tmp_path / "a" / "package", NEAREST)
+    assert contents(direct) == contents(convert(tmp_path / "link", tmp_path / "b" / "package", NEAREST))
 
 
 def test_a_download_cache_of_links_into_blobs_is_a_source(checkpoint: Path, tmp_path: Path) -> None:
     """models--org--name/snapshots/REVISION/file -> ../../blobs/HASH, relative, as the hub's client writes it."""
-    direct = contents(convert(checkpoint, tmp_path / "a" / "package"))
+    direct = contents(convert(checkpoint, tmp_path / "a" / "package", NEAREST))
     cache = tmp_path / "models--org--name"
     snapshot = cache / "snapshots" / checkpoint.name
     (cache / "blobs").mkdir(parents=True)
@@ -358,7 +359,7 @@ def test_a_download_cache_of_links_into_blobs_is_a_source(checkpoint: Path, tmp_
         blob = cache / "blobs" / sha256(path)
         path.rename(blob)
         (snapshot / path.name).symlink_to(Path("../../blobs") / blob.name)
-    package = convert(snapshot, tmp_path / "b" / "package")
+    package = convert(snapshot, tmp_path / "b" / "package", NEAREST)
     assert contents(package) == direct
     assert not any(path.is_symlink() for path in package.iterdir())
 
@@ -397,7 +398,7 @@ def test_templates_licences_and_notices_go_along(tmp_path: Path) -> None:
         (checkpoint / name).write_text(content)
     (checkpoint / "LICENSES").mkdir()
     (checkpoint / "notes.txt").write_text("not for others")
-    package = convert(checkpoint, tmp_path / "package")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
     assert {name: (package / name).read_text() for name in texts} == texts
     assert not (package / "LICENSES").exists()
     assert not (package / "notes.txt").exists()
