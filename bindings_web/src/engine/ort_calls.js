@@ -11,6 +11,7 @@ import { DeviceError } from "../errors.js";
 
 export const FLOAT = 1, INT32 = 6, INT64 = 7, FLOAT16 = 10; // as ONNX numbers types of elements
 export const ON_CPU = 1, ON_GPU = 4;
+export const ROPE_TABLES = ["rope.cos", "rope.sin"]; // inputs of graphs whose images move positions
 const NEEDED = ["_OrtCreateTensor", "_OrtReleaseTensor", "_OrtRun", "_OrtGetTensorData", "_OrtGetLastError", "_malloc",
   "_free", "stringToUTF8", "lengthBytesUTF8"];
 

@@ -3,8 +3,8 @@
 // A prompt has, in the place of each placeholder token of an image, an id that no vocabulary has: it says of which image,
 // by the hash of that, and which row. So whatever compares prompts tells images apart: as embedllm/backends/images.py.
 
+import { FLOAT, FLOAT16, INT64, ROPE_TABLES } from "../engine/ort_calls.js";
 import { Interrupted } from "../errors.js";
-import { FLOAT, FLOAT16, INT64 } from "../engine/ort_calls.js";
 
 /**
  * @import { Held, OrtCalls } from "../engine/ort_calls.js"
@@ -32,8 +32,8 @@ export function firstId(hash, tokens) {
   return FIRST_ID + parseInt(hash.slice(0, KEY_DIGITS), 16) * MAX_TOKENS;
 }
 
-/** @param {number} id */
-const firstOf = (id) => id - (id % MAX_TOKENS);
+/** The id of the first row of the image that an id is of. @param {number} id */
+export const firstOf = (id) => id - (id % MAX_TOKENS);
 
 /** What a run takes of images: the tokens with 0 in their places, and the rows for these. */
 export class WithImages {
@@ -76,7 +76,7 @@ export class WithImages {
  */
 function tableInputs(tables, first, count, calls) {
   const [end, { pairs }, rows] = [first + count, tables, tables.rows(first, count)];
-  return new Map(["rope.cos", "rope.sin"].map((name, part) => {
+  return new Map(ROPE_TABLES.map((name, part) => {
     const held = calls.place(FLOAT, [end, pairs], 4 * end * pairs);
     calls.bytes(held.pointer + 4 * first * pairs, rows[part].byteLength).set(new Uint8Array(rows[part].buffer));
     return [name, held];
@@ -150,8 +150,9 @@ export class ImageFeatures {
     /** @type {Values | null} */
     let features = null;
     for (const [at, place] of places.entries()) {
-      const row = tokens[place] % MAX_TOKENS;
-      const { rows, hidden } = await this.#encoded(tokens[place] - row, row + 1, isStopped);
+      const image = firstOf(tokens[place]);
+      const row = tokens[place] - image;
+      const { rows, hidden } = await this.#encoded(image, row + 1, isStopped);
       features ??= rows instanceof Uint16Array ? new Uint16Array(places.length * hidden) : new Float32Array(places.length * hidden);
       features.set(rows.subarray(row * hidden, (row + 1) * hidden), at * hidden);
     }

@@ -3,10 +3,9 @@
 import { BlobBytes } from "../engine/blob_bytes.js";
 import { loadCpuRuntime, loadGpuRuntime } from "../engine/ort_runtime.js";
 import { DeviceError } from "../errors.js";
+import { WEIGHTS } from "../package/manifest.js";
 
 /** @import { Loaded } from "../worker/load_model.js" */
-
-const WEIGHTS = "weights.safetensors";
 
 /**
  * Rejects with DeviceError where the folder has no such graph, or ONNX Runtime does not load it; with PackageError where it

@@ -3,7 +3,8 @@
 
 import { readBlob } from "../engine/blob_bytes.js";
 import { readHeader } from "../engine/float_bytes.js";
-import { FIRST_ID, MAX_TOKENS } from "./features.js";
+import { ROPE_TABLES } from "../engine/ort_calls.js";
+import { FIRST_ID, firstOf } from "./features.js";
 
 /**
  * @typedef {{sections: number[], interleaved?: boolean}} Mrope
@@ -21,7 +22,7 @@ export class ImagePlaces {
   constructor(weights, { rotary_dim, mrope }) {
     const entries = readHeader(weights);
     /** [context, pairs] each, as other graphs have them as constants */
-    this.#tables = ["rope.cos", "rope.sin"].map((name) => {
+    this.#tables = ROPE_TABLES.map((name) => {
       const { start, end } = /** @type {import("../engine/float_bytes.js").Entry} */ (entries.get(name));
       return new Float32Array(readBlob(weights, start, end).buffer);
     });
@@ -62,7 +63,7 @@ function spansOf(tokens, gridOf) {
   const spans = [];
   for (let at = 0; at < tokens.length; at++) {
     if (tokens[at] < FIRST_ID) continue;
-    const [rows, columns] = gridOf(tokens[at] - (tokens[at] % MAX_TOKENS));
+    const [rows, columns] = gridOf(firstOf(tokens[at]));
     spans.push({ start: at, position: behind(spans.at(-1), at), rows, columns });
     at += rows * columns - 1;
   }

@@ -2,6 +2,7 @@
 // of embedllm/images/prompt.py.
 
 import { ContextFull, DeviceUnavailable, TemplateError } from "../errors.js";
+import { WEIGHTS } from "../package/manifest.js";
 import { decode } from "./decode.js";
 import { openEncoder } from "./encoder.js";
 import { ImageFeatures, firstId } from "./features.js";
@@ -16,14 +17,13 @@ import { isEncodedHere, isImagePart } from "./parts.js";
  * @import { ImagePlaces } from "./places.js"
  * @import { Rgb } from "./resize.js"
  * @import { WholeImages } from "./whole_images.js"
- * @typedef {ReturnType<typeof import("./any_size.js").openProcessor> | import("./processor.js").TilingProcessor |
+ * @typedef {Awaited<ReturnType<typeof import("./any_size.js").openProcessor>> | import("./processor.js").TilingProcessor |
  *   import("./fixed_size.js").FixedSizeProcessor} Processor
  * @typedef {{width: number, height: number}} Size
  * @typedef {Size & {digest: string}} Source digest: sha256 of the file
  * @typedef {Prepared & {text: string, source: Source}} Image text: what takes its place in the prompt
  */
 
-const WEIGHTS = "weights.safetensors";
 const MOST_SIZES = 1000; // of images, by their hash: those of later turns need no decoding
 
 /** The images of a loaded model. */

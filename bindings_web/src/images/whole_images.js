@@ -2,7 +2,7 @@
 //
 // Its attention is in plain operators, behind the runtime's own that appends: that of onnxruntime-web 1.30 is causal only.
 
-import { FIRST_ID, MAX_TOKENS } from "./features.js";
+import { FIRST_ID, firstOf } from "./features.js";
 import { openSession } from "./further_session.js";
 
 /** @import { Loaded } from "../worker/load_model.js" */
@@ -12,7 +12,7 @@ const VARIANTS = { "webgpu-float16": "images-webgpu-float16" };
 const USUAL = "images-gpu-float32"; // its operators are the CPU's, too
 
 /** @param {number} token @param {number} following whether both are neighbouring rows of one image */
-const isNextRow = (token, following) => token >= FIRST_ID && following === token + 1 && following % MAX_TOKENS > 0;
+const isNextRow = (token, following) => token >= FIRST_ID && following === token + 1 && firstOf(following) < following;
 
 export class WholeImages {
   #loaded;
