@@ -258,7 +258,7 @@ const { manifest, texts, tokenizer, engine } = loaded;
 const processor = new TilingProcessor(texts, manifest.architecture.vision, tokenizer.named);
 const [tile] = processor.tiles(await decode(Uint8Array.from(atob(argument.image), (letter) => letter.charCodeAt(0))));
 engine.attendsToMany = argument.isOnGpu;
-const features = await (await openEncoder(loaded, processor)).encode(tile);
+const { rows: features } = await (await openEncoder(loaded, processor)).encode(tile);
 if (features instanceof Float32Array) return Array.from(features);
 const { widen } = await import("/src/engine/float_bytes.js");
 const floats = new Float32Array(features.length);

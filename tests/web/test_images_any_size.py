@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -29,6 +29,9 @@ from tests.web.support.server import WebServer
 from tests.web.test_engine import LOAD
 from tests.web.test_images import OPEN, data_url, encoded, given
 
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
 pytestmark = pytest.mark.browser
 
 SIZES = ((40, 33), (17, 60), (3, 9))
@@ -37,14 +40,14 @@ PROCESS = """
 const [{ decode }, { openProcessor }] = await Promise.all([import("/src/images/decode.js"),
   import("/src/images/any_size.js")]);
 const texts = new Map([["preprocessor_config.json", JSON.stringify(argument.settings)]]);
-const processor = openProcessor(texts, argument.vision, {});
+const processor = await openProcessor(texts, argument.vision, {});
 const [width, height] = argument.size;
 const found = { grid: processor.grid(width, height), tokens: processor.tokenCount(width, height),
   text: processor.promptText(width, height) };
 if (!argument.image) return found;
 const image = await decode(Uint8Array.from(atob(argument.image), (letter) => letter.charCodeAt(0)));
-const { data, dims } = processor.pixelValues(processor.tiles(image)[0], (floats) => floats);
-return { ...found, values: Array.from(data), dims };
+const tiles = processor.tiles(image).map((tile) => processor.pixelValues(tile, (floats) => floats));
+return { ...found, tiles: tiles.map(({ data, dims }) => ({ values: Array.from(data), dims })) };
 """
 INPUTS = """
 const { gridInputs } = await import("/src/images/image_grid.js");
@@ -82,6 +85,13 @@ def vision(family: str) -> DynamicVision:
     return found
 
 
+def assert_tiles(found: Sequence[dict[str, Any]], expected: Sequence[F32]) -> None:
+    """Pixel values of tiles, each [3, height, width], are exactly these."""
+    assert [tile["dims"] for tile in found] == [[1, *values.shape] for values in expected]
+    for tile, values in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.array(tile["values"], np.float32), values.ravel())
+
+
 @pytest.mark.parametrize(
     ("size", "settings"),
     [((40, 33), PIXELS), ((17, 60), PIXELS), ((3, 9), PIXELS), ((200, 7), PIXELS), ((640, 480), PIXELS),
@@ -99,9 +109,7 @@ def test_pixels_are_exactly_those_of_the_desktop(
     own = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "layers": [{"attention": {"heads": 2}}]}
     argument = {"settings": settings, "vision": own, "size": size, "image": encoded(image)}
     found = page.in_worker(PROCESS, argument)
-    values = np.asarray(expected.pixel_values(image))
-    assert found["dims"] == list(values.shape)
-    np.testing.assert_array_equal(np.array(found["values"], np.float32), values.ravel())
+    assert_tiles(found["tiles"], expected.pixel_values(image))
     assert (tuple(found["grid"]), found["tokens"]) == (expected.grid(*size), expected.token_count(*size))
     assert found["text"] == expected.prompt_text(*size)
 
@@ -220,12 +228,12 @@ ENCODE = """
 const [{ openEncoder }, { openProcessor }] = await Promise.all([import("/src/images/encoder.js"),
   import("/src/images/any_size.js")]);
 const { manifest, texts, tokenizer, engine } = loaded;
-const processor = openProcessor(texts, manifest.architecture.vision, tokenizer.named);
+const processor = await openProcessor(texts, manifest.architecture.vision, tokenizer.named);
 engine.attendsToMany = true;
 const { width, height } = argument;
 const data = Uint8Array.from(atob(argument.pixels), (letter) => letter.charCodeAt(0));
 const [tile] = processor.tiles({ width, height, data });
-return Array.from(await (await openEncoder(loaded, processor)).encode(tile));
+return Array.from((await (await openEncoder(loaded, processor)).encode(tile)).rows);
 """
 
 

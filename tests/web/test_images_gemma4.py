@@ -24,7 +24,7 @@ from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.server import WebServer
 from tests.web.test_images import OPEN, data_url, encoded, given
-from tests.web.test_images_any_size import INPUTS, PROCESS
+from tests.web.test_images_any_size import INPUTS, PROCESS, assert_tiles
 from tests.web.test_images_whole import ASK_EACH
 
 pytestmark = pytest.mark.browser
@@ -63,8 +63,7 @@ def test_pixels_and_inputs_are_exactly_those_of_the_desktop(page: Page, folder: 
     expected, argument = open_processor(folder, vision, {}), argument_of(folder, size)
     values = np.asarray(expected.pixel_values(noise(*size)))
     found = page.in_worker(PROCESS, argument)
-    assert found["dims"] == list(values.shape)
-    np.testing.assert_array_equal(np.array(found["values"], np.float32), values.ravel())
+    assert_tiles(found["tiles"], values)
     assert (tuple(found["grid"]), found["text"]) == (expected.grid(*size), expected.prompt_text(*size))
     height, width = values.shape[2:]
     inputs = encoder_inputs(vision, values)

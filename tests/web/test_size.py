@@ -32,7 +32,8 @@ LIMITS = {
     "images": 12_000,
     "images in tiles": 6_800,
     "images of one size": 2_300,
-    "images of any size": 8_500,
+    "images of any size": 9_200,
+    "images of LFM2-VL": 3_100,
 }
 LATER = {
     "webgpu_engine": "WebGPU",
@@ -54,6 +55,7 @@ LATER = {
     "processor": "images in tiles",
     "fixed_size": "images of one size",
     "any_size": "images of any size",
+    "lfm2_vl": "images of LFM2-VL",
     "draws": "Python",  # these three: of the engine "javascript", too
     "options": "Python",
     "generation_config": "Python",

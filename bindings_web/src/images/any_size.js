@@ -18,15 +18,18 @@ const RULES = {
   Qwen3VLProcessor: qwenRule,
 };
 
+const TILED = "Lfm2VlProcessor";
+
 /**
- * The image processor of a folder. Throws PackageError for another one, and where it and the vision encoder disagree.
+ * The image processor of a folder. Rejects with PackageError for another one, and where it and the vision encoder disagree.
  *
  * @param {Map<string, string>} texts of the folder @param {any} vision of the manifest's architecture
  * @param {Readonly<Record<string, string>>} named special tokens by role
  */
-export function openProcessor(texts, vision, named) {
+export async function openProcessor(texts, vision, named) {
   const settings = new Settings(texts);
-  settings.checkProcessor(Object.keys(RULES));
+  settings.checkProcessor([...Object.keys(RULES), TILED]);
+  if (settings.processor === TILED) return new (await import("./lfm2_vl.js")).Lfm2VlProcessor(settings, vision, named);
   const rule = RULES[/** @type {keyof typeof RULES} */ (settings.processor)](settings, vision, named);
   return new DynamicSizeProcessor(settings, vision, rule);
 }

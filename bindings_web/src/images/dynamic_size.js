@@ -77,7 +77,7 @@ export class DynamicSizeProcessor {
  *
  * @param {any} vision of the manifest's architecture @param {{width: number, height: number}} image @param {number} tokens of it
  */
-function checkAttention({ patch_size: patch, merge_size: merge, layers: [{ attention }] }, { width, height }, tokens) {
+export function checkAttention({ patch_size: patch, merge_size: merge, layers: [{ attention }] }, { width, height }, tokens) {
   const most = Math.sqrt(MOST_SCORE_BYTES / 4 / attention.heads); // patches
   if (tokens * merge ** 2 <= most) return;
   const pixels = Math.floor(most / merge ** 2) * (patch * merge) ** 2;
@@ -85,4 +85,11 @@ function checkAttention({ patch_size: patch, merge_size: merge, layers: [{ atten
     `the image has ${width} x ${height} pixels, ${tokens} tokens, whose attention does not fit a page's memory; about ` +
       `${pixels} pixels do. Scale it down.`,
   );
+}
+
+/** The nearest whole number, halves to the even one, as Python's round(). @param {number} value */
+export function toEven(value) {
+  const floor = Math.floor(value);
+  if (value - floor !== 0.5) return Math.round(value);
+  return floor % 2 ? floor + 1 : floor;
 }

@@ -42,9 +42,10 @@ export async function openEncoder(loaded, processor) {
       });
       const { image_features: found } = await session.run(Object.fromEntries(inputs));
       const { buffer, byteOffset, length } = /** @type {Values} */ (found.data); // in new browsers a Float16Array
-      if (type === "float16") return new Uint16Array(buffer, byteOffset, length);
+      const hidden = found.dims[2];
+      if (type === "float16") return { rows: new Uint16Array(buffer, byteOffset, length), hidden };
       const floats = new Float32Array(buffer, byteOffset, length);
-      return decoder.activations === "float16" ? narrow(floats) : floats;
+      return { rows: decoder.activations === "float16" ? narrow(floats) : floats, hidden };
     },
     close: () => void session.release(),
   };

@@ -15,9 +15,10 @@ import { Interrupted } from "../errors.js";
  * @typedef {[rows: number, columns: number] | null} Grid of an image's features; null: they have no one grid
  * @typedef {{first: number, tokens: number, grid: Grid, tiles: () => Promise<Rgb[]>}} Prepared an image of a prompt; first:
  *   its first id
- * @typedef {{encode: (tile: Rgb) => Promise<Values>, close: () => void}} Encoder features of a tile, [rows, hidden]
- * @typedef {{tokens: number, grid: Grid, tiles: Rgb[], rows: Values, hidden: number, done: number}} Features done: rows
- *   that are computed
+ * @typedef {{encode: (tile: Rgb) => Promise<{rows: Values, hidden: number}>, close: () => void}} Encoder rows: of a
+ *   tile, [rows, hidden]
+ * @typedef {{tokens: number, grid: Grid, tiles: Rgb[], rows: Values, hidden: number, done: number}} Features tiles: those
+ *   that are not encoded yet; done: rows that are computed
  */
 
 export const FIRST_ID = 2 ** 52; // of those that stand for images; what is beyond 2 ** 53 is no whole number
@@ -195,21 +196,20 @@ export class ImageFeatures {
   async #begun(first) {
     const image = this.#images.get(first);
     if (!image) throw new RangeError(IS_GONE);
-    return { tokens: image.tokens, grid: image.grid, tiles: await image.tiles(), rows: new Float32Array(0), hidden: 0, done: 0 };
+    return { tokens: image.tokens, grid: image.grid, tiles: [...(await image.tiles())], rows: new Float32Array(0), hidden: 0, done: 0 };
   }
 
   /** @param {Features} kept */
   async #encodeNext(kept) {
-    const { tokens, tiles } = kept;
-    const rows = tokens / tiles.length;
-    const found = await (await this.open()).encode(tiles[kept.done / rows]);
+    const { rows, hidden } = await (await this.open()).encode(kept.tiles[0]);
     if (!kept.done) {
-      kept.hidden = found.length / rows;
-      kept.rows = found instanceof Uint16Array ? new Uint16Array(tokens * kept.hidden) : new Float32Array(tokens * kept.hidden);
+      const length = kept.tokens * hidden;
+      [kept.hidden, kept.rows] = [hidden, rows instanceof Uint16Array ? new Uint16Array(length) : new Float32Array(length)];
     }
-    kept.rows.set(found, kept.done * kept.hidden);
-    kept.done += rows;
-    if (kept.done === tokens) this.#makeRoom();
+    kept.rows.set(rows, kept.done * hidden);
+    kept.done += rows.length / hidden;
+    kept.tiles.shift();
+    if (!kept.tiles.length) this.#makeRoom();
   }
 
   #makeRoom() {

@@ -1,6 +1,11 @@
 // What encoders of images of any size are given beside pixels: the order of patches, positions and windows, all by the size
 // of the image; the twin of embedllm/backends/image_grid.py.
 
+import { neighbours } from "./resize.js";
+
+const BILINEAR = 2; // of Pillow's numbers
+
+/** @typedef {{places: number[], weights: number[]}} Tap of each patch, along one axis */
 /** @typedef {{type: "int64" | "int32" | "float32", data: BigInt64Array | Int32Array | Float32Array, dims: number[]}} Input */
 
 /**
@@ -19,9 +24,12 @@ export function gridInputs(vision, width, height) {
     return row * columns + (at % wide) * merge + (inside % merge);
   });
   const places = { row: order.map((place) => Math.floor(place / columns)), column: order.map((place) => place % columns) };
-  const inputs = { patch_order: longs(order), ...rotations(vision, places) };
+  const inputs = { patch_order: longs(order), ...(vision.rope_base ? rotations(vision, places) : {}) };
   if (vision.positions_by_axis) Object.assign(inputs, byAxis(vision.positions.rows / 2, places));
-  else if (vision.positions) Object.assign(inputs, corners(vision.positions.rows, [places.row, rows], [places.column, columns]));
+  else if (vision.positions) {
+    const [side, taps] = [Math.round(Math.sqrt(vision.positions.rows)), vision.antialias ? antialiased : corners];
+    Object.assign(inputs, mixed(side, taps(side, places.row, rows), taps(side, places.column, columns)));
+  }
   if (vision.window) Object.assign(inputs, windows(vision.window, square, rows / merge, wide));
   return inputs;
 }
@@ -65,31 +73,41 @@ function byAxis(side, { row, column }) {
 }
 
 /**
- * The four learned positions around each patch, and their weights: the grids lie corner on corner.
+ * The learned positions around each patch, and their weights.
  *
- * @param {number} learned positions, of a square grid
- * @param {[at: number[], count: number]} rows of the patches, and how many there are @param {[at: number[], count: number]} columns
+ * @param {number} side of their grid @param {Tap[]} rows @param {Tap[]} columns that the position of a patch is mixed of
  * @returns {Record<string, Input>}
  */
-function corners(learned, rows, columns) {
-  const side = Math.round(Math.sqrt(learned));
-  const [byRow, byColumn] = [rows, columns].map(([at, count]) => {
-    const exact = at.map((place) => Math.fround(Math.fround(place * (side - 1)) / Math.max(count - 1, 1)));
-    const first = exact.map(Math.floor);
-    const share = exact.map((place, patch) => Math.fround(place - first[patch]));
-    return [
-      { places: first, weights: share.map((one) => Math.fround(1 - one)) },
-      { places: first.map((place) => Math.min(place + 1, side - 1)), weights: share },
-    ];
-  });
-  const count = rows[0].length;
-  const both = byRow.flatMap((row) => byColumn.map((column) => ({ row, column })));
+function mixed(side, rows, columns) {
+  const both = rows.flatMap((row) => columns.map((column) => ({ row, column })));
   const places = both.flatMap(({ row, column }) => row.places.map((place, patch) => place * side + column.places[patch]));
   const weights = both.flatMap(({ row, column }) => row.weights.map((weight, patch) => weight * column.weights[patch]));
+  const dims = [both.length, places.length / both.length];
   return {
-    position_rows: longs(places, [4, count]),
-    position_weights: { type: "float32", data: Float32Array.from(weights), dims: [4, count, 1] },
+    position_rows: longs(places, dims),
+    position_weights: { type: "float32", data: Float32Array.from(weights), dims: [...dims, 1] },
   };
+}
+
+/** Of grids that lie corner on corner. @param {number} side @param {number[]} at of patches @param {number} count @returns {Tap[]} */
+function corners(side, at, count) {
+  const exact = at.map((place) => Math.fround(Math.fround(place * (side - 1)) / Math.max(count - 1, 1)));
+  const first = exact.map(Math.floor);
+  const share = exact.map((place, patch) => Math.fround(place - first[patch]));
+  return [
+    { places: first, weights: share.map((one) => Math.fround(1 - one)) },
+    { places: first.map((place) => Math.min(place + 1, side - 1)), weights: share },
+  ];
+}
+
+/** Of grids that lie edge on edge, resized as an image is. @param {number} side @param {number[]} at of patches @param {number} count @returns {Tap[]} */
+function antialiased(side, at, count) {
+  const found = Array.from({ length: count }, (_, place) => neighbours(side, count, place, BILINEAR));
+  const most = Math.max(...found.map(({ weights }) => weights.length));
+  return Array.from({ length: most }, (_, tap) => ({
+    places: at.map((place) => Math.min(found[place].first + tap, side - 1)),
+    weights: at.map((place) => Math.fround(found[place].weights[tap] ?? 0)),
+  }));
 }
 
 /**

@@ -22,3 +22,19 @@ export function normalized({ width, height, data }, { mean, std }, narrow) {
   }
   return { data: made, dims: [1, 3, height, width] };
 }
+
+/** An image in squares, row by row. @param {Rgb} image of whole ones @param {number} side pixels @returns {Rgb[]} */
+export function squares({ width, height, data }, side) {
+  const found = [];
+  for (let top = 0; top < height; top += side) {
+    for (let left = 0; left < width; left += side) {
+      const made = new Uint8Array(3 * side * side);
+      for (let row = 0; row < side; row++) {
+        const from = 3 * ((top + row) * width + left);
+        made.set(data.subarray(from, from + 3 * side), 3 * row * side);
+      }
+      found.push({ width: side, height: side, data: made });
+    }
+  }
+  return found;
+}

@@ -2,7 +2,7 @@
 // embedllm/images/processors.py, whose rules of sizes these are.
 
 import { PackageError } from "../errors.js";
-import { normalized } from "./pixels.js";
+import { normalized, squares } from "./pixels.js";
 import { resized } from "./resize.js";
 import { Settings } from "./settings.js";
 
@@ -75,10 +75,8 @@ export class TilingProcessor {
     image = resized(image, ...this.#firstSize(image.width, image.height), resample);
     if (this.#splits) image = resized(image, ...this.#tiledSize(image.width, image.height), resample);
     const whole = resized(image, tile, tile, resample);
-    const [rows, columns] = this.#splits ? [image.height / tile, image.width / tile] : [1, 1];
-    if (rows * columns === 1) return [whole];
-    const places = range(rows * columns).map((place) => [Math.floor(place / columns) * tile, (place % columns) * tile]);
-    return [...places.map(([top, left]) => cropped(image, left, top, tile)), whole];
+    const tiles = this.#splits ? squares(image, tile) : [];
+    return tiles.length > 1 ? [...tiles, whole] : [whole];
   }
 
   /** A tile as the vision encoder takes it, [1, 3, tile, tile]. @param {Rgb} tile @param {Narrow} narrow */
@@ -125,13 +123,3 @@ const even = (side) => side + (side % 2);
 
 /** @param {number} count */
 const range = (count) => Array.from({ length: count }, (_, place) => place);
-
-/** @param {Rgb} image @param {number} left @param {number} top @param {number} side @returns {Rgb} */
-function cropped({ width, data }, left, top, side) {
-  const made = new Uint8Array(3 * side * side);
-  for (let row = 0; row < side; row++) {
-    const from = 3 * ((top + row) * width + left);
-    made.set(data.subarray(from, from + 3 * side), 3 * row * side);
-  }
-  return { width: side, height: side, data: made };
-}

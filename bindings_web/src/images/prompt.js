@@ -74,7 +74,7 @@ export class ModelImages {
     const { ImagePlaces, WholeImages, openProcessor } = await import("./any_size.js");
     const whole = vision.bidirectional_in_windows ? new WholeImages(loaded) : null;
     const places = rope.mrope ? new ImagePlaces(await loaded.package.file(WEIGHTS), rope) : null;
-    return new ModelImages(loaded, openProcessor(texts, vision, tokenizer.named), places, whole);
+    return new ModelImages(loaded, await openProcessor(texts, vision, tokenizer.named), places, whole);
   }
 
   /**

@@ -1,6 +1,7 @@
 // The sizes of images in Qwen's models: the twin of embedllm/images/dynamic_size.py.
 
 import { PackageError } from "../errors.js";
+import { toEven } from "./dynamic_size.js";
 
 /**
  * @import { Rule } from "./dynamic_size.js"
@@ -52,11 +53,4 @@ export function qwenRule(settings, vision, named) {
     }
     return [found[0], found[1]];
   } };
-}
-
-/** The nearest whole number, halves to the even one, as Python's round(). @param {number} value */
-function toEven(value) {
-  const floor = Math.floor(value);
-  if (value - floor !== 0.5) return Math.round(value);
-  return floor % 2 ? floor + 1 : floor;
 }

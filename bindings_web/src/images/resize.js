@@ -73,23 +73,33 @@ function mix({ first, count: counts, weights, most }, place, source, start, step
 
 /** @param {number} from @param {number} to pixels @param {number} resample @returns {Taps} */
 function tapsOf(from, to, resample) {
+  const places = Array.from({ length: to }, (_, place) => neighbours(from, to, place, resample));
+  const most = Math.max(...places.map(({ weights }) => weights.length));
+  const taps = { first: new Int32Array(to), count: new Int32Array(to), weights: new Int32Array(to * most), most };
+  for (const [place, { first, weights }] of places.entries()) {
+    weights.forEach((share, tap) => {
+      const weight = share * WEIGHT_ONE;
+      taps.weights[place * most + tap] = Math.trunc(weight < 0 ? weight - 0.5 : weight + 0.5);
+    });
+    [taps.first[place], taps.count[place]] = [first, weights.length];
+  }
+  return taps;
+}
+
+/**
+ * What a place is mixed of when `from` values become `to`: the first of its neighbours, and the weight of each, 1 in all.
+ *
+ * @param {number} from @param {number} to @param {number} place @param {number} resample
+ */
+export function neighbours(from, to, place, resample) {
   const scale = from / to;
   const [reach, kernel] = KERNELS[resample] ?? [0, () => 1];
   const widened = Math.max(scale, 1);
   const support = reach * widened;
-  const most = Math.ceil(support) * 2 + 1;
-  const taps = { first: new Int32Array(to), count: new Int32Array(to), weights: new Int32Array(to * most), most };
-  for (let place = 0; place < to; place++) {
-    const center = (place + 0.5) * scale;
-    const first = reach ? Math.max(0, Math.trunc(center - support + 0.5)) : Math.min(from - 1, Math.floor(center));
-    const count = reach ? Math.min(from, Math.trunc(center + support + 0.5)) - first : 1;
-    const values = Array.from({ length: count }, (_, tap) => kernel((first + tap - center + 0.5) / widened));
-    const sum = values.reduce((total, value) => total + value, 0);
-    values.forEach((value, tap) => {
-      const weight = (sum ? value / sum : value) * WEIGHT_ONE;
-      taps.weights[place * most + tap] = Math.trunc(weight < 0 ? weight - 0.5 : weight + 0.5);
-    });
-    [taps.first[place], taps.count[place]] = [first, count];
-  }
-  return taps;
+  const center = (place + 0.5) * scale;
+  const first = reach ? Math.max(0, Math.trunc(center - support + 0.5)) : Math.min(from - 1, Math.floor(center));
+  const count = reach ? Math.min(from, Math.trunc(center + support + 0.5)) - first : 1;
+  const values = Array.from({ length: count }, (_, tap) => kernel((first + tap - center + 0.5) / widened));
+  const sum = values.reduce((total, value) => total + value, 0);
+  return { first, weights: values.map((value) => (sum ? value / sum : value)) };
 }

@@ -75,6 +75,11 @@ export class Settings {
     return this.#checked(name, usual, isWhole, "a whole number, 1 or more");
   }
 
+  /** @param {string} name @param {number} usual @returns {number} */
+  number(name, usual) {
+    return this.#checked(name, usual, (value) => typeof value === "number" && value > 0 && value < MOST_SIDE, "a number above 0");
+  }
+
   /**
    * How pixels are resized and normalized. mean, std: of values from 0 to 255, of each channel.
    *

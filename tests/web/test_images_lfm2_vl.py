@@ -1,0 +1,94 @@
+"""Images of LFM2-VL in a page: tiles of several sizes, tokens and inputs of the encoder are those of the desktop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedllm.backends.image_grid import encoder_inputs
+from embedllm.images.processors import Processor, open_processor
+from tests.golden.make_image_processors import noise
+from tests.support.dynamic_vision import LFM2_PIXELS, SQUARE
+from tests.web.support.browser import Browser
+from tests.web.support.calls import BrowserError
+from tests.web.support.page import Page
+from tests.web.support.server import WebServer
+from tests.web.test_images import encoded
+from tests.web.test_images_any_size import INPUTS, PROCESS, assert_tiles, vision
+
+pytestmark = pytest.mark.browser
+
+OWN = {"patch_size": 4, "merge_size": 2, "rope_base": 0, "antialias": True, "positions": {"rows": 25},
+       "layers": [{"attention": {"heads": 3, "head_dim": 16}}]}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "tiles": LFM2_PIXELS,
+    "without a thumbnail": {**LFM2_PIXELS, "use_thumbnail": False, "max_pixels_tolerance": 0.5},
+    "whole": {**LFM2_PIXELS, "do_image_splitting": False},
+    "without marks": {**LFM2_PIXELS, "use_image_special_tokens": False, "min_tiles": 1},
+    "as published": {"image_processor_type": "Lfm2VlImageProcessor", "tile_size": 128},
+}
+LAYOUTS = """
+const { openProcessor } = await import("/src/images/any_size.js");
+const texts = new Map([["preprocessor_config.json", JSON.stringify(argument.settings)]]);
+const processor = await openProcessor(texts, argument.vision, {});
+return argument.sizes.map(([width, height]) =>
+  [processor.tokenCount(width, height), processor.promptText(width, height)]);
+"""
+
+
+@pytest.fixture
+def page(browser: Browser, web_server: WebServer) -> Page:
+    return browser.context().page(f"{web_server.url}/tests/blank.html")
+
+
+def opened(folder: Path, settings: dict[str, Any]) -> Processor:
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return open_processor(folder, vision("lfm2_vl"), {})
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("size", [(40, 33), (17, 60), (1, 1), (3, 200), (131, 97)], ids=str)
+def test_tiles_are_exactly_those_of_the_desktop(page: Page, tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    expected, image = opened(tmp_path, SETTINGS[name]), noise(*size)
+    argument = {"settings": SETTINGS[name], "vision": OWN, "size": size, "image": encoded(image)}
+    found = page.in_worker(PROCESS, argument)
+    assert_tiles(found["tiles"], expected.pixel_values(image))
+    assert found["grid"] is None
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_are_those_of_the_desktop_for_any_size(page: Page, tmp_path: Path, name: str) -> None:
+    expected, random = opened(tmp_path, SETTINGS[name]), Random(5)
+    sizes = [(random.randint(1, most), random.randint(1, most)) for most in (20, 100, 400, 4000) for _ in range(100)]
+    found = page.in_worker(LAYOUTS, {"settings": SETTINGS[name], "vision": OWN, "sizes": sizes})
+    assert found == [[expected.token_count(*size), expected.prompt_text(*size)] for size in sizes]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 5), (3, 3), (7, 8), (1, 16)], ids=str)
+def test_positions_are_resized_as_on_the_desktop(page: Page, size: tuple[int, int]) -> None:
+    """From 5 x 5 to fewer, by wider kernels, and to more; for a number of squares down and across."""
+    height, width = (side * SQUARE for side in size)
+    expected = encoder_inputs(vision("lfm2_vl"), np.zeros((1, 3, height, width), np.float32))
+    found = page.in_worker(INPUTS, {"vision": OWN, "width": width, "height": height})
+    assert set(found) == set(expected) - {"pixel_values"}
+    for name, one in found.items():
+        values = np.array(one["data"], one["type"]).reshape(one["dims"])
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6 if values.dtype == np.float32 else 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [({"encoder_patch_size": 16}, "has patches of 16 pixels in squares of 2, tiles of 16 pixels, 2 to 6 of them"),
+     ({"downsample_factor": 1}, "in squares of 1, .*; the vision encoder has patches of 4 in squares of 2"),
+     ({"tile_size": 20}, "tiles of 20 pixels"), ({"min_tiles": 7}, "7 to 6 of them"),
+     ({"min_image_tokens": 17}, "17 to 16 tokens"), ({"max_pixels_tolerance": 0}, "'max_pixels_tolerance' is 0"),
+     ({"tile_size": 1024}, "does not fit a page's memory; about 151296 pixels do")],
+)  # fmt: skip
+def test_what_a_page_does_not_process_is_refused(page: Page, changed: dict[str, object], part: str) -> None:
+    with pytest.raises(BrowserError, match=part):
+        page.in_worker(PROCESS, {"settings": {**LFM2_PIXELS, **changed}, "vision": OWN, "size": (4000, 3000)})
