@@ -264,7 +264,6 @@ WASM = replace(
     float_matrices=True,
     latent_kv=False,
     chunks=False,
-    recurrent=False,
 )
 # for the CPU, of mixtures of experts; its operator is in ONNX Runtime 1.32 and later, and not exact
 QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True)

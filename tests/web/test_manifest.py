@@ -100,18 +100,14 @@ def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
         json.dumps({"format": FORMAT + 1, "files": ["another structure"]}),
         json.dumps({"format": FORMAT, "features": ["shards", "sparse"], "files": ["another structure"]}),
         with_change(folder, "architecture/encoder", {"pooling": "mean"}),
-        with_change(folder, "architecture/layers/0/attention/kind", "ShortConv"),
-        with_change(folder, "architecture/layers/0/ssm", {"kind": "Mamba2"}),
     ]
-    other, weights, contexts, newer, feature, texts_only, recurrent, beside = refusals(node, texts)
+    other, weights, contexts, newer, feature, texts_only = refusals(node, texts)
     assert "it names the graph 'other.onnx' but does not list that file" in other
     assert f"it does not list '{WEIGHTS}'" in weights
     assert "it gives two contexts, 4096 and, in its architecture, 128" in contexts
     assert f"has format {FORMAT + 1}; this version of embedllm-web reads format {FORMAT}. Upgrade" in newer
     assert "needs 'sparse', which this version of embedllm-web does not read. Upgrade" in feature
     assert "is an embedding or reranker model, which browsers do not run" in texts_only
-    assert "has layers with a recurrent state, which browsers do not run yet" in recurrent
-    assert "has layers with a recurrent state, which browsers do not run yet" in beside
 
 
 def test_every_feature_that_python_reads_is_known(node: str, folder: Path) -> None:

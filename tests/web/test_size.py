@@ -20,6 +20,7 @@ LIMITS = {
     "the worker": 52_000,
     "WebGPU": 37_000,
     "WebAssembly": 4_000,
+    "recurrent states": 2_500,
     "saved conversations": 6_000,
     "Python": 6_100,
     "JavaScript": 60_000,  # what a first reply waits for
@@ -39,6 +40,7 @@ LATER = {
     "webgpu_engine": "WebGPU",
     "probe": "WebGPU",
     "wasm_engine": "WebAssembly",
+    "wasm_states": "recurrent states",
     "saved_conversations": "saved conversations",
     "engine_python": "Python",
     "engine_javascript": "JavaScript",

@@ -29,8 +29,7 @@ export class FloatBytes extends Uint8Array {
     const matrices = [...decoder.matrices.values()];
     matrices.sort((one, other) => this.#entry(`${one.name}.weight`).start - this.#entry(`${other.name}.weight`).start);
     for (const matrix of matrices) {
-      const packing = decoder.packings.get(matrix.name);
-      if (!packing) throw new PackageError(`the manifest's 'quantization' does not have '${matrix.name}'.`);
+      const packing = /** @type {Packing} */ (decoder.packings.get(matrix.name));
       this.#placed.push({ matrix, packing, start: this.#size });
       this.#size += 4 * matrix.rows * matrix.columns;
     }

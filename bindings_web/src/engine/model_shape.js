@@ -19,19 +19,22 @@ export class Decoder {
     this.context = manifest.context;
     /** @type {number} */
     this.vocabulary = architecture.embedding.rows;
-    /** of each layer's keys and values; a layer that reads an earlier one's has none @type {Heads[]} */
+    /** of each layer's keys and values; one that reads an earlier one's, or has no attention, has none @type {Heads[]} */
     this.layers = architecture.layers
-      .filter((/** @type {any} */ layer) => layer.attention.kv_from === undefined)
+      .filter((/** @type {any} */ { attention }) => attention.kind === undefined && attention.kv_from === undefined)
       .map((/** @type {any} */ layer) => ({ kvHeads: layer.attention.kv_heads, headDim: layer.attention.head_dim }));
+    /** shapes of what recurrent layers keep of a sequence, by the end of the names of inputs and outputs */
+    this.states = statesOf(architecture.layers);
     this.sharesKv = architecture.layers.some((/** @type {any} */ { attention }) => attention.kv_from !== undefined);
     this.capsScores = architecture.layers.some((/** @type {any} */ { attention }) => attention.softcap);
-    /** those of products, each once @type {Map<string, Matrix>} */
+    /** by the name of the matrix @type {Map<string, Packing>} */
+    this.packings = new Map(Object.entries(manifest.quantization ?? {}));
+    /** those of products that are packed, each once: small ones, as what chooses experts, stay floats @type {Map<string, Matrix>} */
     this.matrices = new Map();
     collect({ ...architecture, vision: undefined }, this.matrices); // images/ reads the encoder's by itself
     this.matrices.delete(architecture.per_layer_embedding?.table.name);
+    for (const name of this.matrices.keys()) if (!this.packings.has(name)) this.matrices.delete(name);
     if (architecture.head?.name !== architecture.embedding.name) this.matrices.delete(architecture.embedding.name);
-    /** by the name of the matrix @type {Map<string, Packing>} */
-    this.packings = new Map(Object.entries(manifest.quantization ?? {}));
   }
 
   /** Bytes of all matrices of products as float32. */
@@ -40,6 +43,21 @@ export class Decoder {
     for (const { rows, columns } of this.matrices.values()) sum += 4 * rows * columns;
     return sum;
   }
+}
+
+/** As embedllm/package/recurrent_state.py has them. @param {any[]} layers @returns {Map<string, number[]>} */
+function statesOf(layers) {
+  /** @type {Map<string, number[]>} */
+  const states = new Map();
+  for (const [index, { attention, ssm }] of layers.entries()) {
+    const mixer = ssm ?? attention;
+    const parts = { ShortConv: ["x"], DeltaNet: ["q", "k", "v"], Mamba2: ["x", "b", "c"] }[/** @type {string} */ (mixer.kind)];
+    if (!parts) continue; // attention has no kind
+    states.set(`conv.${index}`, [mixer.kernel - 1, parts.reduce((sum, part) => sum + mixer[part].rows, 0)]);
+    if (mixer.kind === "DeltaNet") states.set(`recurrent.${index}`, [mixer.value_heads, mixer.key_dim, mixer.value_dim]);
+    if (mixer.kind === "Mamba2") states.set(`recurrent.${index}`, [mixer.heads, mixer.state_dim, mixer.head_dim]);
+  }
+  return states;
 }
 
 /**

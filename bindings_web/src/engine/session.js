@@ -61,7 +61,7 @@ export class Session {
   async feed(tokens) {
     this.#check(tokens);
     const start = this.position;
-    const { chunk, alone } = this.#limits;
+    const { alone } = this.#limits;
     const all = Array.from(tokens);
     const known = this.#limits.draws();
     if (this.#row?.wasAsked && known === this.#draws) known?.note?.();
@@ -69,17 +69,7 @@ export class Session {
     return alone(async () => {
       try {
         await this.#reserve(start + tokens.length);
-        let row = new Float32Array(0);
-        for (let at = 0, end = 0; at < tokens.length; at = end) {
-          await breathe(); // so that an interruption gets through
-          if (this.#stopping) throw new Interrupted();
-          end = this.#limits.images()?.endOfRun(all, at, chunk) ?? at + chunk;
-          const piece = all.slice(at, end);
-          const before = () => this.held.slice(0, start).concat(all.slice(0, at));
-          const seen = (await this.#limits.images()?.take(piece, before, () => this.#stopping)) ?? null;
-          const run = this.#steps.run(seen?.tokens ?? piece, start + at, draws, seen);
-          row = /** @type {Float32Array<ArrayBuffer>} */ (await run);
-        }
+        const row = await this.#compute(all, draws);
         this.position = start + tokens.length;
         this.held.length = start;
         for (const token of all) this.held.push(token);
@@ -90,6 +80,29 @@ export class Session {
         throw await this.#limits.fail(error);
       }
     });
+  }
+
+  /**
+   * The row after these tokens, behind those that are held: of which some are fed again where a rewind of a recurrent
+   * model has forgotten them.
+   *
+   * @param {number[]} tokens @param {Draws | null} draws
+   */
+  async #compute(tokens, draws) {
+    const start = this.#steps.start(this.position);
+    const all = this.held.slice(start, this.position).concat(tokens);
+    let row = new Float32Array(0);
+    for (let at = 0, end = 0; at < all.length; at = end) {
+      await breathe(); // so that an interruption gets through
+      if (this.#stopping) throw new Interrupted();
+      end = this.#limits.images()?.endOfRun(all, at, this.#limits.chunk) ?? at + this.#limits.chunk;
+      const piece = all.slice(at, end);
+      const before = () => this.held.slice(0, start).concat(all.slice(0, at));
+      const seen = (await this.#limits.images()?.take(piece, before, () => this.#stopping)) ?? null;
+      const run = this.#steps.run(seen?.tokens ?? piece, start + at, draws, seen);
+      row = /** @type {Float32Array<ArrayBuffer>} */ (await run);
+    }
+    return row;
   }
 
   /** Forgets everything from `position` on. @param {number} position */
@@ -106,15 +119,19 @@ export class Session {
   }
 
   /**
-   * Copies of the keys and values of the tokens held, to be put into a session of the same model on the same kind of
-   * device.
+   * Copies of the keys and values of the tokens held, and of the states behind them, to be put into a session of the
+   * same model on the same kind of device.
    *
    * @returns {Promise<Uint8Array[]>}
    */
   async exportState() {
     this.#open();
     const { position } = this;
-    return position ? this.#limits.alone(() => this.#steps.read(0, position)) : [];
+    if (!position) return [];
+    return this.#limits.alone(async () => {
+      await this.#compute([], null);
+      return this.#steps.read(0, position);
+    });
   }
 
   /** @param {Uint8Array[]} state of exportState() @param {readonly number[]} tokens that it holds; they take the place of all */

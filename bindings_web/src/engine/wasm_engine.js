@@ -25,5 +25,7 @@ export async function openCpu(device, { graph, weights, decoder }, { base, threa
   });
   const calls = new OrtCalls(module());
   const handle = calls.module.lastSession;
-  return new Engine(device, decoder, CHUNK, () => new HostSteps(calls, handle, decoder), () => session.release());
+  const recurrent = decoder.states.size ? await import("./wasm_states.js") : null;
+  const steps = () => new HostSteps(calls, handle, decoder, recurrent?.hostStates(calls, decoder));
+  return new Engine(device, decoder, CHUNK, steps, () => session.release());
 }

@@ -10,14 +10,16 @@ import { FLOAT, INT64 } from "./ort_calls.js";
  * @import { WithImages } from "../images/features.js"
  * @import { Draws } from "./next_token.js"
  * @import { Held, OrtCalls } from "./ort_calls.js"
+ * @import { HostStates } from "./wasm_states.js"
  */
 
-/** The KV of one sequence and the steps over it. */
+/** The KV of one sequence, its states if it has some, and the steps over them. */
 export class HostSteps {
   #calls;
   #module;
   #session;
   #decoder;
+  #states;
   /** @type {Map<string, Held>} by the name of the input */
   #kv = new Map();
   /** @type {number} ones for all there is room for: where the mask of every step begins; made once, not in each */
@@ -26,12 +28,16 @@ export class HostSteps {
   #names = 0;
   #capacity = 0;
 
-  /** @param {OrtCalls} calls @param {number} session its handle @param {Decoder} decoder */
-  constructor(calls, session, decoder) {
+  /**
+   * @param {OrtCalls} calls @param {number} session its handle @param {Decoder} decoder
+   * @param {HostStates} [states] of a recurrent model
+   */
+  constructor(calls, session, decoder, states) {
     this.#calls = calls;
     this.#module = calls.module;
     this.#session = session;
     this.#decoder = decoder;
+    this.#states = states;
   }
 
   get capacity() {
@@ -73,6 +79,11 @@ export class HostSteps {
     this.#capacity = capacity;
   }
 
+  /** From which token on a sequence of that many is fed, to go on. @param {number} position */
+  start(position) {
+    return this.#states?.goBack(position) ?? position;
+  }
+
   /**
    * @param {ArrayLike<number>} tokens @param {number} position of the first @param {Draws | null} [_]
    * @param {WithImages | null} [images] among the tokens
@@ -86,9 +97,11 @@ export class HostSteps {
     this.#calls.longs(ids.pointer, tokens.length).set(Array.from(tokens, BigInt));
     const mask = this.#calls.tensor(INT64, this.#ones, [1, end], 8 * end);
     const stack = module.stackSave();
-    const layers = [...this.#kv.values()].map(({ tensor }) => tensor);
+    this.#states?.begin(tokens.length);
+    const [past, present] = [this.#states?.past, this.#states?.present].map((states) =>
+      [...this.#kv.values(), ...(states ?? [])].map(({ tensor }) => tensor));
     const seen = images?.inputs(this.#calls);
-    const [inputs, outputs] = [[ids.tensor, mask, ...layers], [0, ...layers]];
+    const [inputs, outputs] = [[ids.tensor, mask, ...past], [0, ...present]];
     for (const { tensor } of seen?.values() ?? []) inputs.push(tensor);
     const names = seen ? this.#calls.names(this.#allNames([...seen.keys()])) : (this.#names ||= this.#calls.names(this.#allNames()));
     const values = module.stackAlloc(4 * (inputs.length + outputs.length));
@@ -100,6 +113,7 @@ export class HostSteps {
         session, names, values, inputs.length, outputNames, outputs.length, results, 0,
       );
       this.#calls.check(code, `failed at position ${position}`);
+      this.#states?.end(tokens.length);
       return this.#logits(module.getValue(results, "*"));
     } finally {
       module.stackRestore(stack);
@@ -109,13 +123,15 @@ export class HostSteps {
     }
   }
 
-  /** Copies of the keys and values of the tokens from `start` to before `stop`, each [kv heads, T, D]. */
+  /** Copies of the keys and values of the tokens from `start` to before `stop`, each [T, D] of a head; then of the states. */
   async read(/** @type {number} */ start, /** @type {number} */ stop) {
-    return this.#pieces(start, stop).map(([pointer, length]) => this.#calls.bytes(pointer, length).slice());
+    const kv = this.#pieces(start, stop).map(([pointer, length]) => this.#calls.bytes(pointer, length).slice());
+    return [...kv, ...((await this.#states?.read()) ?? [])];
   }
 
   /** @param {Uint8Array[]} pieces as read() gave them @param {number} start @param {number} stop */
   async write(pieces, start, stop) {
+    this.#states?.write(pieces.slice(-this.#states.names.length), stop);
     this.#pieces(start, stop).forEach(([pointer, length], place) => {
       this.#calls.bytes(pointer, length).set(pieces[place]);
     });
@@ -124,6 +140,7 @@ export class HostSteps {
   close() {
     this.#calls.release(this.#kv.values());
     this.#kv.clear();
+    this.#states?.close();
     this.#module._free(this.#ones);
     this.#ones = this.#capacity = 0;
     if (this.#names) this.#calls.freeNames(this.#names);
@@ -144,9 +161,10 @@ export class HostSteps {
 
   /** Of inputs, then of outputs. @param {string[]} [more] inputs */
   #allNames(more = []) {
-    const layers = [...this.#kv.keys()];
-    return ["input_ids", "attention_mask", ...layers.map((name) => `past_key_values.${name}`), ...more,
-      "logits", ...layers.map((name) => `present.${name}`)];
+    const [layers, states] = [[...this.#kv.keys()], this.#states?.names ?? []];
+    return ["input_ids", "attention_mask", ...layers.map((name) => `past_key_values.${name}`),
+      ...states.map((name) => `past_${name}`), ...more,
+      "logits", ...layers.map((name) => `present.${name}`), ...states.map((name) => `present_${name}`)];
   }
 
   /** The last row of a tensor [1, T, V], which is released. @param {number} tensor */

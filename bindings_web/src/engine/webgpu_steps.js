@@ -67,6 +67,11 @@ export class GpuSteps {
     this.#buffers = grown;
   }
 
+  /** From which token on a sequence of that many is fed, to go on. @param {number} position */
+  start(position) {
+    return position;
+  }
+
   /**
    * @param {ArrayLike<number>} tokens @param {number} position of the first
    * @param {Draws | null} [draws] how the host will choose the next tokens; null: unknown

@@ -6,7 +6,6 @@ export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
 const FORMAT = 1; // of the manifest; what comes after it is a feature
 const FEATURES = ["shards", "encoder", "minimums", "float32-scales", "column-order", "vision"]; // those that this version reads
-const RECURRENT = ["ShortConv", "DeltaNet", "Mamba2"]; // kinds of layers, in the architecture
 const AGAIN = "Export the folder again and put it there whole.";
 
 /**
@@ -39,10 +38,6 @@ export function readManifest(text, where) {
   if (unread) throw new PackageError(`'${where}' ${unread}. Upgrade with: npm install embedllm-web@latest`);
   if (manifest.architecture?.encoder) {
     throw new PackageError(`'${where}' is an embedding or reranker model, which browsers do not run.`);
-  }
-  const layers = manifest.architecture?.layers ?? [];
-  if (layers.some((/** @type {any} */ layer) => layer.ssm || RECURRENT.includes(layer.attention?.kind))) {
-    throw new PackageError(`'${where}' has layers with a recurrent state, which browsers do not run yet.`);
   }
   return manifest;
 }
