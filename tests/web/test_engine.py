@@ -263,12 +263,8 @@ def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     np.testing.assert_allclose(row, session.feed([9]).values(range(307)), atol=ATOL, rtol=0)
 
 
-@pytest.mark.slow
-def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebServer, tiny_package: MakePackage) -> None:
+def check_steps_ahead(page: Page, folder: Path, tokens: Sequence[int]) -> None:
     """Greedy steps run ahead, captured; another token, a rewind, or KV from elsewhere then goes on rightly."""
-    folder = tiny_package("qwen3")
-    tokens = some_tokens(5, 307)
-    opened(page, web_server, folder, "webgpu-software")
     steps = """
     const { engine } = loaded;
     const rows = [], fed = [];
@@ -298,6 +294,13 @@ def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebSer
     for (position, token), row in zip(found["fed"], found["rows"], strict=True):
         session.rewind(position)
         np.testing.assert_allclose(row, session.feed([token]).values(range(307)), atol=ATOL, rtol=0)
+
+
+@pytest.mark.slow
+def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebServer, tiny_package: MakePackage) -> None:
+    folder = tiny_package("qwen3")
+    opened(page, web_server, folder, "webgpu-software")
+    check_steps_ahead(page, folder, some_tokens(5, 307))
 
 
 SAMPLINGS = {

@@ -13,7 +13,7 @@ import embedllm
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
 from embedllm.files.atomic import write_json
-from embedllm.package.graph_variants import FLOAT32, WASM
+from embedllm.package.graph_variants import FLOAT32, GPU_FLOAT32, WASM
 from embedllm.package.package import MANIFEST, open_package, sha256
 from tests.support.tiny import write_tokenizer
 from tests.support.tiny_recurrent import (
@@ -29,13 +29,13 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
-from tests.web.test_engine import ATOL, FEED, greedy, opened, reference, some_tokens
+from tests.web.test_engine import ATOL, FEED, check_steps_ahead, greedy, opened, reference, some_tokens
 
 pytestmark = pytest.mark.browser
 
 CHECKPOINTS = {"lfm2": tiny_lfm2, "qwen3_5": tiny_qwen3_5, "falcon_h1": tiny_falcon_h1}
 VOCABULARY = 307
-DEVICES = ["wasm"]
+DEVICES = ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)]  # software takes a minute for each
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -63,10 +63,18 @@ def expected(folder: Path) -> Iterator[Callable[[Sequence[int]], list[float]]]:
     session.close()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("folder", "device"),
+    [
+        *((name, "wasm") for name in CHECKPOINTS),
+        ("qwen3_5", "webgpu-software"),
+        *(pytest.param(name, "webgpu-software", marks=pytest.mark.slow) for name in ("lfm2", "falcon_h1")),
+    ],
+    indirect=["folder"],
+)
 def test_a_page_gives_the_tokens_of_the_desktop(device: str, page: Page, web_server: WebServer, folder: Path) -> None:
     tokens = some_tokens(150, VOCABULARY)  # more than are fed at once
-    opened(page, web_server, folder, device)
+    assert opened(page, web_server, folder, device)["captures"] == (device != "wasm")
     found, logits = greedy(page, tokens, 8)
     wanted, first = reference(folder, tokens, 8)
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
@@ -146,27 +154,37 @@ def test_a_stopped_feed_and_a_moved_state_leave_what_a_fresh_sequence_has(
         np.testing.assert_allclose(row, expected(tokens), atol=ATOL, rtol=0)
 
 
+@pytest.mark.slow
+def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebServer, folder: Path) -> None:
+    opened(page, web_server, folder, "webgpu-software")
+    check_steps_ahead(page, folder, some_tokens(5, VOCABULARY))
+
+
 OTHERS = {
-    "granite hybrid": (tiny_granite_hybrid, WASM.name),
-    "granite hybrid, packed": (tiny_granite_hybrid, FLOAT32.name),
-    "nemotron_h": (tiny_nemotron_h, WASM.name),
-    "qwen3_5_moe": (tiny_hybrid_mixture, WASM.name),
+    "granite hybrid": (tiny_granite_hybrid, WASM),
+    "granite hybrid, packed": (tiny_granite_hybrid, FLOAT32),
+    "nemotron_h": (tiny_nemotron_h, WASM),
+    "qwen3_5_moe": (tiny_hybrid_mixture, WASM),
+    "nemotron_h on WebGPU": (tiny_nemotron_h, GPU_FLOAT32),
+    "qwen3_5_moe on WebGPU": (tiny_hybrid_mixture, GPU_FLOAT32),
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "WebGPU" in name else []) for name in OTHERS]
+)
 def test_other_hybrids_give_the_tokens_of_the_desktop(
     name: str, page: Page, web_server: WebServer, tmp_path: Path
 ) -> None:
     make, variant = OTHERS[name]
-    folder = make(tmp_path / "package", variant)
+    folder = make(tmp_path / "package", variant.name)
     write_tokenizer(folder, VOCABULARY)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     for text in ("tokenizer.json", "tokenizer_config.json"):
         manifest["files"][text] = {"bytes": (folder / text).stat().st_size, "sha256": sha256(folder / text)}
     write_json(folder / MANIFEST, manifest)
     tokens = some_tokens(50, VOCABULARY)
-    opened(page, web_server, folder, "wasm")
+    opened(page, web_server, folder, "webgpu-software" if "WebGPU" in name else "wasm")
     found, logits = greedy(page, tokens, 4)
     wanted, first = reference(folder, tokens, 4)
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
@@ -204,7 +222,16 @@ TALK = """async ({ url, urls, engine, device }) => {
 }"""
 
 
-@pytest.mark.parametrize(("engine", "device"), [("javascript", "wasm"), ("python", "wasm")])
+@pytest.mark.parametrize(
+    ("folder", "engine", "device"),
+    [
+        ("lfm2", "javascript", "wasm"),
+        ("qwen3_5", "python", "wasm"),
+        pytest.param("falcon_h1", "javascript", "webgpu-software", marks=pytest.mark.slow),
+        pytest.param("qwen3_5", "python", "webgpu-software", marks=pytest.mark.slow),
+    ],
+    indirect=["folder"],
+)
 def test_a_conversation_gives_the_replies_of_the_desktop_and_goes_on_from_its_states(
     engine: str, device: str, page: Page, web_server: WebServer, places: dict[str, str], folder: Path
 ) -> None:

@@ -5,10 +5,11 @@
 // which also adds the choice of a token: backends/gpu/webgpu_graph.py. Numbers of fields: onnx.proto3.
 
 const MASK = "attention_mask", SEQLENS = "seqlens_k", TOTAL = "total_sequence_length";
+const POSITIONS = "lengths.positions"; // of tokens, where something beside attention reads them: export/onnx/decoder.py
 const GRAPH = 7; // of a model
-const NODE = 1, INPUT = 11; // of a graph
+const NODE = 1, INITIALIZER = 5, INPUT = 11; // of a graph
 const [IN, OUT, OPERATOR, ATTRIBUTE] = [1, 2, 4, 5]; // of a node
-const INT32 = 6;
+const INT32 = 6, INT64 = 7;
 const [utf8, text] = [new TextDecoder(), new TextEncoder()];
 
 /**
@@ -46,7 +47,10 @@ function changed(graph) {
   const lengths = new Set([...attentions].map(({ inputs }) => `${inputs[5]} ${inputs[6]}`));
   if (lengths.size !== 1 || [...attentions].some(({ field }) => hasWindow(graph, field))) return null;
   for (const { inputs } of attentions) inputs.slice(5, 7).forEach(collect);
+  const counted = made.has(POSITIONS) ? countedPositions() : [];
+  collect(POSITIONS);
   const isOwn = new Set([MASK, ...[...own].flatMap(({ outputs }) => outputs)]);
+  isOwn.delete(POSITIONS); // which are made in another way
   const others = nodes.filter((node) => !own.has(node));
   const reads = others.filter(({ inputs }) => inputs.some((name) => isOwn.has(name)));
   if (reads.some((node) => !attentions.has(node))) return null;
@@ -56,7 +60,29 @@ function changed(graph) {
     if (dropped.has(field) || (field.number === INPUT && nameOf(graph, field) === MASK)) return [];
     return [rewritten.get(field) ?? graph.subarray(field.start, field.stop)];
   });
-  return joined([...kept, scalarInput(SEQLENS), scalarInput(TOTAL)]);
+  return joined([...counted, ...kept, scalarInput(SEQLENS), scalarInput(TOTAL)]);
+}
+
+/** Nodes that count positions back from the length, in int32, which WebGPU has all of these for. */
+function countedPositions() {
+  const at = (/** @type {string} */ name) => `${POSITIONS}.${name}`;
+  return [
+    node("Cast", ["input_ids"], at("ids"), { to: INT32 }),
+    node("Sub", [at("ids"), at("ids")], at("none")),
+    node("Add", [at("none"), at("one")], at("each")),
+    node("CumSum", [at("each"), at("one")], at("behind"), { exclusive: 1, reverse: 1 }),
+    node("Sub", [SEQLENS, at("behind")], at("places")),
+    node("Cast", [at("places")], POSITIONS, { to: INT64 }),
+    message(INITIALIZER, joined([integer(2, INT32), message(8, text.encode(at("one"))), message(9, Uint8Array.of(1, 0, 0, 0))])),
+  ];
+}
+
+/** @param {string} operator @param {string[]} inputs @param {string} output @param {Record<string, number>} [attributes] */
+function node(operator, inputs, output, attributes = {}) {
+  const whole = Object.entries(attributes).map(([name, value]) =>
+    message(ATTRIBUTE, joined([message(1, text.encode(name)), integer(3, value), integer(20, 2)])));
+  return message(NODE, joined([...inputs.map((name) => message(IN, text.encode(name))), message(OUT, text.encode(output)),
+    message(OPERATOR, text.encode(operator)), ...whole]));
 }
 
 /** @param {Uint8Array} graph @param {Field} field @returns {Node} */
@@ -100,8 +126,8 @@ function nameOf(bytes, field) {
 
 /** A graph's input int32 [1]. @param {string} name */
 function scalarInput(name) {
-  const shape = message(2, message(1, Uint8Array.of(8, 1)));
-  const tensor = message(1, joined([Uint8Array.of(8, INT32), shape]));
+  const shape = message(2, message(1, integer(1, 1)));
+  const tensor = message(1, joined([integer(1, INT32), shape]));
   return message(INPUT, joined([message(1, text.encode(name)), message(2, tensor)]));
 }
 
@@ -138,6 +164,9 @@ function* fields(bytes, start = 0, end = bytes.length) {
     yield { number, start: begun, body, stop: at };
   }
 }
+
+/** A field with a number below 128. @param {number} field @param {number} value */
+const integer = (field, value) => Uint8Array.from(field < 16 ? [8 * field, value] : [(8 * field) % 128 + 128, field >> 4, value]);
 
 /** @param {number} number @param {Uint8Array} content */
 function message(number, content) {

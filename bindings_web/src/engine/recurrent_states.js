@@ -8,15 +8,13 @@
  */
 
 /**
- * Where states lie. T: a state; clear: to zeros.
+ * Where states lie. clear: to zeros.
  *
- * @template {{tensor: number}} T
+ * @template {{tensor: number}} T  a state
  * @typedef {{bytesPerValue: number, place: (dims: number[], bytes: number) => T, copy: (from: T[], to: T[]) => void,
- *   clear: (states: T[]) => void, read: (states: T[]) => Promise<Uint8Array[]>,
- *   write: (states: T[], pieces: Uint8Array[]) => void, free: (states: T[]) => void}} StateMemory
+ *   clear: (states: T[]) => void, free: (states: T[]) => void}} StateMemory
  */
 
-const PLACES = 2; // for turns: a step that fails has written none that the next one reads
 const MOST = 16; // copies of a sequence
 const MOST_BYTES = 128 << 20; // that they take together; one there is always
 
@@ -24,38 +22,50 @@ const MOST_BYTES = 128 << 20; // that they take together; one there is always
 export class RecurrentStates {
   #memory;
   #states;
-  #bytes;
   /** @type {T[][]} */
   #places;
-  #place = 0;
+  #place = 0; // of them, that of the sequence as it is
   /** @type {Map<number, T[]>} by how many tokens they have seen, in their order */
   #copies = new Map();
   /** @type {T[][]} that nobody goes back to any more */
   #spare = [];
+  #most;
   #seen = 0; // tokens
   #wasMany = false; // the last run
 
-  /** @param {StateMemory<T>} memory @param {Decoder} decoder */
-  constructor(memory, { states }) {
+  /**
+   * @param {StateMemory<T>} memory @param {Decoder} decoder
+   * @param {number} places for turns, 2 at least: a step that fails, or is not wanted, has written none that the next one reads
+   */
+  constructor(memory, { states }, places) {
     this.names = [...states.keys()];
     this.#memory = memory;
     this.#states = [...states.values()].map((shape) => {
       const dims = [1, ...shape];
       return { dims, bytes: memory.bytesPerValue * dims.reduce((product, size) => product * size) };
     });
-    this.#bytes = this.#states.reduce((sum, { bytes }) => sum + bytes, 0);
-    this.#places = Array.from({ length: PLACES }, () => this.#made());
-    memory.clear(this.#places[0]);
+    const bytes = this.#states.reduce((sum, each) => sum + each.bytes, 0);
+    this.#most = Math.max(1, Math.min(MOST, Math.floor(MOST_BYTES / bytes)));
+    this.#places = Array.from({ length: places }, () => this.#made());
+    this.reset();
   }
 
-  /** What a run reads. */
+  get places() {
+    return this.#places.length;
+  }
+
+  /** What a run reads that begins in a place, and what it writes. @param {number} [place] */
+  at(place = this.#place) {
+    return { past: this.#places[place], present: this.#places[(place + 1) % this.#places.length] };
+  }
+
+  /** The place of the sequence after some more steps. @param {number} steps */
+  after(steps) {
+    return (this.#place + steps) % this.#places.length;
+  }
+
   get past() {
     return this.#places[this.#place];
-  }
-
-  /** What it writes. */
-  get present() {
-    return this.#places[(this.#place + 1) % PLACES];
   }
 
   /**
@@ -81,27 +91,35 @@ export class RecurrentStates {
       const copy = this.#spare.pop() ?? this.#made();
       this.#memory.copy(this.past, copy);
       this.#copies.set(this.#seen, copy);
-      if (this.#copies.size > Math.max(1, Math.min(MOST, Math.floor(MOST_BYTES / this.#bytes)))) this.#thin();
+      if (this.#copies.size > this.#most) this.#thin();
     }
     this.#wasMany = isMany;
   }
 
   /** After a run: takes what it has written. @param {number} tokens of it */
   end(tokens) {
-    this.#place = (this.#place + 1) % PLACES;
+    this.#place = this.after(1);
     this.#seen += tokens;
   }
 
-  /** As they are now. */
-  read() {
-    return this.#memory.read(this.past);
+  /** To those of no token. */
+  reset() {
+    this.goBack(0);
+    this.#memory.clear(this.past);
   }
 
-  /** @param {Uint8Array[]} pieces of read() @param {number} tokens that they have seen */
-  write(pieces, tokens) {
+  /** Forgets all but where they are, which somebody writes. @param {number} tokens that what is written has seen */
+  replaced(tokens) {
     this.goBack(0);
-    this.#memory.write(this.past, pieces);
     [this.#seen, this.#wasMany] = [tokens, true];
+  }
+
+  /** Takes the place of others, which are closed. @param {RecurrentStates<T>} others */
+  takeFrom(others) {
+    this.goBack(0);
+    this.#memory.copy(others.past, this.past);
+    [this.#seen, this.#wasMany, this.#copies] = [others.#seen, others.#wasMany, others.#copies];
+    others.#copies = new Map();
   }
 
   close() {

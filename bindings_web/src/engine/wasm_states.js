@@ -10,6 +10,8 @@ import { RecurrentStates } from "./recurrent_states.js";
  * @typedef {RecurrentStates<State>} HostStates
  */
 
+const PLACES = 2;
+
 /** Those of a new sequence. @param {OrtCalls} calls @param {Decoder} decoder @returns {HostStates} */
 export function hostStates(calls, decoder) {
   const view = (/** @type {State} */ { pointer, length }) => calls.bytes(pointer, length);
@@ -18,8 +20,6 @@ export function hostStates(calls, decoder) {
     place: (dims, length) => ({ ...calls.place(FLOAT, dims, length), length }),
     copy: (from, to) => from.forEach((state, at) => view(to[at]).set(view(state))),
     clear: (states) => states.forEach((state) => view(state).fill(0)),
-    read: async (states) => states.map((state) => view(state).slice()),
-    write: (states, pieces) => states.forEach((state, at) => view(state).set(pieces[at])),
     free: (states) => calls.release(states),
-  }, decoder);
+  }, decoder, PLACES);
 }

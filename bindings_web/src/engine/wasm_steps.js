@@ -93,13 +93,13 @@ export class HostSteps {
     const module = this.#module;
     const session = images?.session || this.#session;
     const end = position + tokens.length;
+    this.#states?.begin(tokens.length);
     const ids = this.#calls.place(INT64, [1, tokens.length], 8 * tokens.length);
     this.#calls.longs(ids.pointer, tokens.length).set(Array.from(tokens, BigInt));
     const mask = this.#calls.tensor(INT64, this.#ones, [1, end], 8 * end);
     const stack = module.stackSave();
-    this.#states?.begin(tokens.length);
-    const [past, present] = [this.#states?.past, this.#states?.present].map((states) =>
-      [...this.#kv.values(), ...(states ?? [])].map(({ tensor }) => tensor));
+    const { past: read, present: written } = this.#states?.at() ?? { past: [], present: [] };
+    const [past, present] = [read, written].map((states) => [...this.#kv.values(), ...states].map(({ tensor }) => tensor));
     const seen = images?.inputs(this.#calls);
     const [inputs, outputs] = [[ids.tensor, mask, ...past], [0, ...present]];
     for (const { tensor } of seen?.values() ?? []) inputs.push(tensor);
@@ -125,13 +125,12 @@ export class HostSteps {
 
   /** Copies of the keys and values of the tokens from `start` to before `stop`, each [T, D] of a head; then of the states. */
   async read(/** @type {number} */ start, /** @type {number} */ stop) {
-    const kv = this.#pieces(start, stop).map(([pointer, length]) => this.#calls.bytes(pointer, length).slice());
-    return [...kv, ...((await this.#states?.read()) ?? [])];
+    return this.#pieces(start, stop).map(([pointer, length]) => this.#calls.bytes(pointer, length).slice());
   }
 
   /** @param {Uint8Array[]} pieces as read() gave them @param {number} start @param {number} stop */
   async write(pieces, start, stop) {
-    this.#states?.write(pieces.slice(-this.#states.names.length), stop);
+    this.#states?.replaced(stop);
     this.#pieces(start, stop).forEach(([pointer, length], place) => {
       this.#calls.bytes(pointer, length).set(pieces[place]);
     });
@@ -147,16 +146,18 @@ export class HostSteps {
     this.#names = 0;
   }
 
-  /** @param {number} start @param {number} stop @returns {[pointer: number, length: number][]} a head of a tensor each */
+  /** @param {number} start @param {number} stop @returns {[pointer: number, length: number][]} a head of a tensor each, states */
   #pieces(start, stop) {
     const capacity = this.#capacity;
-    return this.#decoder.layers.flatMap(({ kvHeads, headDim }, layer) =>
+    const kv = this.#decoder.layers.flatMap(({ kvHeads, headDim }, layer) =>
       ["key", "value"].flatMap((part) => {
         const pointer = /** @type {Held} */ (this.#kv.get(`${layer}.${part}`)).pointer;
         return Array.from({ length: kvHeads }, (_, head) => /** @type {[number, number]} */ (
           [pointer + 4 * (head * capacity + start) * headDim, 4 * (stop - start) * headDim]));
       }),
     );
+    for (const { pointer, length } of this.#states?.past ?? []) kv.push([pointer, length]);
+    return kv;
   }
 
   /** Of inputs, then of outputs. @param {string[]} [more] inputs */

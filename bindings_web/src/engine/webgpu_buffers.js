@@ -1,20 +1,20 @@
 // What the steps of a sequence on WebGPU read and write: buffers at fixed places, bound to ONNX Runtime once.
 
 import { DeviceError } from "../errors.js";
-import { FLOAT, FLOAT16, INT32, INT64, ON_GPU } from "./ort_calls.js";
+import { FLOAT, FLOAT16, INT32, INT64 } from "./ort_calls.js";
 
 /**
  * @import { WithImages } from "../images/features.js"
  * @import { Tables } from "../images/places.js"
  * @import { GpuModel } from "./webgpu_model.js"
+ * @import { GpuStates } from "./webgpu_states.js"
  * @typedef {{buffer: GPUBuffer, tensor: number}} OnGpu a tensor over a buffer
  * @typedef {{binding: number, options: number}} StepRun options: 0 for one that is not captured
  */
 
 export const TABLES = ["rope.cos", "rope.sin"];
-const BUFFER_USAGE = 128 | 4 | 8; // GPUBufferUsage: STORAGE, COPY_SRC, COPY_DST
 
-/** Buffers for the KV and the steps of one sequence. */
+/** Buffers for the KV, the states and the steps of one sequence. */
 export class GpuBuffers {
   /** @type {Map<string, OnGpu>} */
   kv = new Map();
@@ -34,14 +34,15 @@ export class GpuBuffers {
    * nothing of the others' @type {number[]}
    */
   #prompts = [];
-  /** @type {StepRun | null} of text */
-  #steps = null;
-  /** @type {(StepRun & {layout: string, tables: OnGpu[]}) | null} behind images that moved its positions */
+  /** @type {StepRun[]} of text, by the place of the states that they begin with */
+  #steps = [];
+  /** @type {{runs: StepRun[], layout: string, tables: OnGpu[]} | null} behind images that moved its positions */
   #moved = null;
-  /** @type {StepRun | null} that of the sequence as it is */
-  #step = null;
+  /** those of the sequence as it is */
+  #current = this.#steps;
   #total = 0; // a tensor, the capacity
   #results;
+  #count; // outputs of a run
   #host = 0; // the mask's ones
   #length = 0; // the total length of a prompt
 
@@ -60,7 +61,9 @@ export class GpuBuffers {
     this.logits = this.#place(kind, [1, 1, decoder.vocabulary], size * decoder.vocabulary);
     this.token = this.#place(INT64, [1, 1], 8);
     this.length = this.#place(INT32, [1], 4);
-    this.#results = calls.allocate(4 * (1 + this.kv.size));
+    this.states = model.newStates();
+    this.#count = 1 + this.kv.size + decoder.states.size;
+    this.#results = calls.allocate(4 * this.#count);
     this.#memory.push(this.#results);
   }
 
@@ -81,12 +84,9 @@ export class GpuBuffers {
     }
   }
 
-  /** A tensor in a buffer of its own. @param {number} type @param {number[]} dims @param {number} bytes */
+  /** @param {number} type @param {number[]} dims @param {number} bytes */
   #place(type, dims, bytes) {
-    const { device, calls, session } = this.#model;
-    const buffer = device.createBuffer({ size: 16 * Math.ceil(bytes / 16), usage: BUFFER_USAGE });
-    const pointer = calls.module.webgpuRegisterBuffer(buffer, session);
-    const made = { buffer, tensor: calls.tensor(type, pointer, dims, bytes, ON_GPU) };
+    const made = this.#model.place(type, dims, bytes);
     this.#all.push(made);
     return made;
   }
@@ -104,16 +104,30 @@ export class GpuBuffers {
     calls.module.setValue(total.pointer, this.capacity, "i32"); // docs/webgpu.md#capture
     this.#memory.push(total.pointer);
     this.#tensors.push((this.#total = total.tensor));
-    this.#steps = this.#step = await this.#stepRun();
-    this.isCaptured = this.#step.options !== 0;
+    this.#steps = this.#current = await this.#stepRuns();
+    this.isCaptured = this.#steps.every(({ options }) => options !== 0);
   }
 
-  /** Steps that read their token where the GPU puts it. @returns {Promise<StepRun>} */
-  async #stepRun() {
-    const binding = await this.#binding();
-    await this.#input(binding, "input_ids", this.token.tensor);
-    await this.#input(binding, "total_sequence_length", this.#total);
-    return { binding, options: this.#model.capturing() };
+  /** Steps that read their token where the GPU puts it, by the place of the states. @returns {Promise<StepRun[]>} */
+  async #stepRuns() {
+    const runs = [];
+    for (let place = 0; place < (this.states?.places ?? 1); place++) {
+      const binding = await this.#binding();
+      await this.#bindStates(binding, place);
+      await this.#input(binding, "input_ids", this.token.tensor);
+      await this.#input(binding, "total_sequence_length", this.#total);
+      runs.push({ binding, options: this.#model.capturing() });
+    }
+    return runs;
+  }
+
+  /** Has a run read the states in a place, and write the next. @param {number} binding @param {number} [place] that of the sequence */
+  async #bindStates(binding, place) {
+    for (const [at, name] of (this.states?.names ?? []).entries()) {
+      const { past, present } = /** @type {GpuStates} */ (this.states).at(place);
+      await this.#input(binding, `past_${name}`, past[at].tensor);
+      this.#output(binding, `present_${name}`, present[at].tensor);
+    }
   }
 
   /** Binds what is the same in each run. */
@@ -160,6 +174,7 @@ export class GpuBuffers {
     const seen = images?.inputs(calls);
     let host = 0;
     try {
+      await this.#bindStates(binding);
       calls.longs(ids.pointer, tokens.length).set(Array.from(tokens, BigInt));
       await this.#input(binding, "input_ids", ids.tensor);
       for (const [name, { tensor }] of seen ?? []) await this.#input(binding, name, tensor);
@@ -184,32 +199,38 @@ export class GpuBuffers {
 
   /** Says whose positions the next steps have. @param {Tables | null} tables rotary ones; null: as in text */
   async use(tables) {
-    this.#step = this.#steps;
+    this.#current = this.#steps;
     if (!tables) return;
     const dims = [this.capacity, tables.pairs];
     if (!this.#moved) {
       const placed = TABLES.map(() => this.#place(FLOAT, dims, 4 * dims[0] * dims[1]));
-      this.#moved = { ...(await this.#stepRun()), layout: "", tables: placed };
-      for (const [part, name] of TABLES.entries()) await this.#input(this.#moved.binding, name, placed[part].tensor);
+      this.#moved = { runs: await this.#stepRuns(), layout: "", tables: placed };
+      for (const { binding } of this.#moved.runs) {
+        for (const [part, name] of TABLES.entries()) await this.#input(binding, name, placed[part].tensor);
+      }
     }
-    const { layout, tables: placed } = (this.#step = this.#moved);
+    const { layout, tables: placed, runs } = this.#moved;
+    this.#current = runs;
     if (layout === tables.layout) return;
     tables.rows(0, this.capacity).forEach((rows, part) => this.#model.device.queue.writeBuffer(placed[part].buffer, 0, rows));
     this.#moved.layout = tables.layout;
   }
 
-  /** Computes the row after the next token; only where steps are captured. The first time captures it. */
-  async step() {
-    const { binding, options } = /** @type {StepRun} */ (this.#step);
+  /**
+   * Computes the row after the next token; only where steps are captured. The first time captures it.
+   *
+   * @param {number} ahead steps that lie between the sequence as it is and this one
+   */
+  async step(ahead) {
+    const { binding, options } = this.#current[this.states?.after(ahead) ?? 0];
     await this.#run(binding, options || this.#model.uncaptured);
   }
 
   /** @param {number} binding @param {number} options @param {number} [session] */
   async #run(binding, options, session = this.#model.session) {
     const { calls, calls: { module } } = this.#model;
-    const count = 1 + this.kv.size;
-    calls.check(await module._OrtRunWithBinding(session, binding, count, this.#results, options), "failed");
-    for (let place = 0; place < count; place++) {
+    calls.check(await module._OrtRunWithBinding(session, binding, this.#count, this.#results, options), "failed");
+    for (let place = 0; place < this.#count; place++) {
       module._OrtReleaseTensor(module.getValue(this.#results + 4 * place, "*"));
     }
   }
@@ -222,13 +243,10 @@ export class GpuBuffers {
   close() {
     const { module } = this.#model.calls;
     for (const binding of this.#bindings) module._OrtReleaseBinding(binding);
-    for (const { buffer, tensor } of this.#all) {
-      module._OrtReleaseTensor(tensor);
-      module.webgpuUnregisterBuffer(buffer);
-      buffer.destroy();
-    }
+    for (const placed of this.#all) this.#model.free(placed);
+    this.states?.close();
     for (const tensor of this.#tensors) module._OrtReleaseTensor(tensor);
     for (const pointer of this.#memory) module._free(pointer);
-    for (const run of [this.#steps, this.#moved]) if (run?.options) module._OrtReleaseRunOptions(run.options);
+    for (const { options } of [...this.#steps, ...(this.#moved?.runs ?? [])]) if (options) module._OrtReleaseRunOptions(options);
   }
 }

@@ -15,7 +15,7 @@ const CHUNK = 512; // tokens fed at once
 /** Most that attention takes on some Vulkan drivers: from 32 on its sums are wrong there (docs/webgpu.md#faults) */
 const SAFE_CHUNK = 31;
 const TRIED = 70; // tokens that a loaded model is tried with: more than a block of attention's, which are 64
-const TRIED_STEPS = 4; // of them, captured
+const TRIED_STEPS = 4, TRIED_STEPS_OF_STATES = 7; // of them, captured: a step for each place of states, behind one that is fed again
 
 /** @param {Device} device @param {Parts} parts @param {{base: string}} options */
 export async function openGpu(device, parts, { base }) {
@@ -33,7 +33,8 @@ export async function openGpu(device, parts, { base }) {
   const capturing = lengths && (await create(lengths, true).catch(tellUncaptured));
   const session = capturing ?? (await create(plain, false));
   const gpu = /** @type {GPUDevice} */ (await ort.env.webgpu.device);
-  const model = new GpuModel(module(), gpu, parts.decoder, parts.activations, capturing !== null);
+  const recurrent = parts.decoder.states.size ? await import("./webgpu_states.js") : null;
+  const model = new GpuModel(module(), gpu, parts.decoder, parts.activations, capturing !== null, recurrent?.gpuStates);
   const chunk = await tried(model);
   const close = () => (model.close(), session.release());
   const engine = new Engine(device, parts.decoder, chunk, () => new GpuSteps(model), close);
@@ -64,7 +65,10 @@ async function tried(model) {
   const count = Math.min(TRIED, context);
   const tokens = Array.from({ length: count }, (_, place) => (7919 * place + 13) % vocabulary);
   const steps = new GpuSteps(model);
-  const fed = (/** @type {number} */ start, /** @type {number} */ stop) => steps.run(tokens.slice(start, stop), start);
+  const fed = (/** @type {number} */ start, /** @type {number} */ stop) => {
+    const from = steps.start(start);
+    return steps.run(tokens.slice(from, stop), from);
+  };
   try {
     await steps.grow(Math.min(256, context), 0);
     let row = await fed(0, Math.min(SAFE_CHUNK, count));
@@ -73,7 +77,7 @@ async function tried(model) {
     const expected = (row = await fed(SAFE_CHUNK, whole));
     if (whole < count) row = await fed(whole, count);
     if (model.captures) {
-      const last = await stepped(fed, count).catch(tellUncaptured);
+      const last = await stepped(fed, count, model.decoder.states.size ? TRIED_STEPS_OF_STATES : TRIED_STEPS).catch(tellUncaptured);
       model.captures = last !== null && isClose(last, row);
       if (last && !model.captures) tellUncaptured("their logits are wrong");
     }
@@ -86,10 +90,10 @@ async function tried(model) {
 /**
  * The row of the last token, by steps.
  *
- * @param {(start: number, stop: number) => Promise<Float32Array>} fed @param {number} count
+ * @param {(start: number, stop: number) => Promise<Float32Array>} fed @param {number} count @param {number} steps
  */
-async function stepped(fed, count) {
-  for (let position = count - TRIED_STEPS; position < count - 1; position++) await fed(position, position + 1);
+async function stepped(fed, count, steps) {
+  for (let position = count - steps; position < count - 1; position++) await fed(position, position + 1);
   return fed(count - 1, count);
 }
 

@@ -1,17 +1,20 @@
 // A model's session on the GPU: the names of its inputs and outputs, captured steps, and buffers that sequences leave.
 
 import { NextToken } from "./next_token.js";
-import { OrtCalls } from "./ort_calls.js";
+import { ON_GPU, OrtCalls } from "./ort_calls.js";
 import { GpuBuffers, TABLES } from "./webgpu_buffers.js";
 
 /**
  * @import { Decoder } from "./model_shape.js"
  * @import { WasmModule } from "./ort_runtime.js"
+ * @import { OnGpu } from "./webgpu_buffers.js"
+ * @import { GpuStates } from "./webgpu_states.js"
  */
 
 const FUNCTIONS = ["_OrtCreateBinding", "_OrtBindInput", "_OrtBindOutput", "_OrtRunWithBinding", "_OrtReleaseBinding",
   "_OrtCreateRunOptions", "_OrtAddRunConfigEntry", "_OrtReleaseRunOptions", "webgpuRegisterBuffer",
   "webgpuUnregisterBuffer"];
+const BUFFER_USAGE = 128 | 4 | 8; // GPUBufferUsage: STORAGE, COPY_SRC, COPY_DST
 const NOT_CAPTURED = -1; // as the number of a graph
 /** Most steps that a model captures: what a captured one takes of memory comes back only with the session. */
 const MOST_GRAPHS = 64;
@@ -33,8 +36,9 @@ export class GpuModel {
   /**
    * @param {WasmModule} module whose last session it is @param {GPUDevice} device @param {Decoder} decoder
    * @param {"float32" | "float16"} type of KV and logits @param {boolean} isCapturing its graph takes lengths
+   * @param {(model: GpuModel) => GpuStates} [newStates] of a recurrent model
    */
-  constructor(module, device, decoder, type, isCapturing) {
+  constructor(module, device, decoder, type, isCapturing, newStates) {
     this.calls = new OrtCalls(module, FUNCTIONS);
     /** @type {number} its handle */
     this.session = module.lastSession;
@@ -43,10 +47,12 @@ export class GpuModel {
     this.type = type;
     this.size = type === "float16" ? 2 : 4;
     this.takesLengths = this.captures = isCapturing;
+    this.newStates = () => newStates?.(this) ?? null;
     const layers = decoder.layers.flatMap((_, layer) => ["key", "value"].map((part) => `${layer}.${part}`));
     const given = isCapturing ? ["seqlens_k", "total_sequence_length"] : ["attention_mask"];
+    const states = ["past", "present"].flatMap((prefix) => [...decoder.states.keys()].map((name) => `${prefix}_${name}`));
     this.#inputs = ["input_ids", "image_features", "image_positions", ...TABLES, ...given, ...layers.map((name) => `past_key_values.${name}`),
-      "logits", ...layers.map((name) => `present.${name}`)];
+      "logits", ...layers.map((name) => `present.${name}`), ...states];
     this.#names = this.calls.names(this.#inputs);
     this.next = new NextToken(device, decoder.vocabulary, type);
     this.uncaptured = this.options(NOT_CAPTURED);
@@ -60,6 +66,21 @@ export class GpuModel {
   /** @param {string} name of an input or output */
   name(name) {
     return this.calls.module.getValue(this.#names + 4 * this.#inputs.indexOf(name), "*");
+  }
+
+  /** A tensor in a buffer of its own. @param {number} type @param {number[]} dims @param {number} bytes @returns {OnGpu} */
+  place(type, dims, bytes) {
+    const { device, calls, session } = this;
+    const buffer = device.createBuffer({ size: 16 * Math.ceil(bytes / 16), usage: BUFFER_USAGE });
+    const pointer = calls.module.webgpuRegisterBuffer(buffer, session);
+    return { buffer, tensor: calls.tensor(type, pointer, dims, bytes, ON_GPU) };
+  }
+
+  /** @param {OnGpu} placed */
+  free({ buffer, tensor }) {
+    this.calls.module._OrtReleaseTensor(tensor);
+    this.calls.module.webgpuUnregisterBuffer(buffer);
+    buffer.destroy();
   }
 
   /** Options of a run: under which number it is captured. @param {number} graph */
@@ -82,6 +103,7 @@ export class GpuModel {
   async take(capacity) {
     const spare = this.#spare.get(capacity);
     this.#spare.delete(capacity);
+    spare?.states?.reset();
     if (spare) return spare;
     try {
       return await GpuBuffers.make(this, capacity);

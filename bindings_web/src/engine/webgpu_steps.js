@@ -18,7 +18,7 @@ import { widen } from "./float_bytes.js";
 const READ_USAGE = 1 | 8; // MAP_READ, COPY_DST
 const HEAD = 16; // bytes before a row: the token after it
 const CERTAIN = 2; // right guesses in a row, after which steps run ahead
-const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
+export const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
 
 /** The KV of one sequence and the steps over it. */
 export class GpuSteps {
@@ -62,6 +62,7 @@ export class GpuSteps {
         }
       }
       device.queue.submit([commands.finish()]);
+      if (before.states) grown.states?.takeFrom(before.states);
     }
     if (before) this.#model.give(before);
     this.#buffers = grown;
@@ -69,7 +70,7 @@ export class GpuSteps {
 
   /** From which token on a sequence of that many is fed, to go on. @param {number} position */
   start(position) {
-    return position;
+    return this.#buffers?.states?.goBack(position) ?? position;
   }
 
   /**
@@ -80,12 +81,14 @@ export class GpuSteps {
    */
   async run(tokens, position, draws = null, images = null) {
     const buffers = this.#held();
+    buffers.states?.begin(tokens.length);
     if (tokens.length === 1 && position && buffers.isCaptured && !images?.features) {
       await buffers.use(images?.tables ?? null);
       return this.#step(tokens[0], position, draws);
     }
     this.#forget();
     await buffers.feed(tokens, position, images);
+    buffers.states?.end(tokens.length);
     return this.#take(await this.#read(buffers, draws, 0), position + tokens.length);
   }
 
@@ -101,6 +104,7 @@ export class GpuSteps {
       this.#frontier = position;
       step = await this.#launch(buffers, draws, 0);
     }
+    buffers.states?.end(1);
     this.#guessed = guessed;
     while (guessed >= CERTAIN && this.#ahead.length < AHEAD && this.#frontier < buffers.capacity) {
       this.#ahead.push(await this.#launch(buffers, draws, 1 + this.#ahead.length));
@@ -115,7 +119,7 @@ export class GpuSteps {
    * @param {number} place of its row among those that are not read
    */
   async #launch(buffers, draws, place) {
-    await buffers.step();
+    await buffers.step(this.#ahead.length);
     this.#frontier++;
     const read = this.#read(buffers, draws, place);
     read.catch(() => {}); // it may be forgotten
@@ -159,7 +163,7 @@ export class GpuSteps {
     return { guess, row };
   }
 
-  /** Copies of the keys and values of the tokens from `start` to before `stop`, each head of a tensor by itself. */
+  /** Copies of the keys and values of the tokens from `start` to before `stop`, each head of a tensor by itself; then states. */
   async read(/** @type {number} */ start, /** @type {number} */ stop) {
     const { device } = this.#model;
     const pieces = this.#pieces(start, stop);
@@ -185,6 +189,7 @@ export class GpuSteps {
   /** @param {Uint8Array[]} pieces as read() gave them @param {number} start @param {number} stop */
   async write(pieces, start, stop) {
     this.#forget();
+    this.#held().states?.replaced(stop);
     this.#pieces(start, stop).forEach(([buffer, offset], place) => {
       const { buffer: bytes, byteOffset, byteLength } = pieces[place];
       this.#model.device.queue.writeBuffer(buffer, offset, bytes, byteOffset, byteLength);
@@ -214,13 +219,15 @@ export class GpuSteps {
   /** @param {number} start @param {number} stop @returns {[GPUBuffer, offset: number, length: number][]} */
   #pieces(start, stop) {
     const { size, decoder } = this.#model;
-    const { capacity, kv } = this.#held();
-    return decoder.layers.flatMap(({ kvHeads, headDim }, layer) =>
+    const { capacity, kv, states } = this.#held();
+    const pieces = decoder.layers.flatMap(({ kvHeads, headDim }, layer) =>
       ["key", "value"].flatMap((part) => {
         const buffer = /** @type {OnGpu} */ (kv.get(`${layer}.${part}`)).buffer;
         return Array.from({ length: kvHeads }, (_, head) => /** @type {[GPUBuffer, number, number]} */ (
           [buffer, size * (head * capacity + start) * headDim, size * (stop - start) * headDim]));
       }),
     );
+    for (const { buffer, bytes } of states?.past ?? []) pieces.push([buffer, 0, bytes]);
+    return pieces;
   }
 }

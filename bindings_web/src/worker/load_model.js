@@ -30,7 +30,6 @@ const MOST_FLOAT_BYTES = 1 << 30;
 const UNPACKED = "wasm-float32";
 const CAPPED = "attention has logit soft-capping, which WebGPU's leaves out";
 const SHARED = "its layers share keys and values, of which onnxruntime-web 1.30 makes NaN on the CPU";
-const RECURRENT = "its layers keep a recurrent state, which pages run on the CPU only";
 
 const TRIED_CONTEXT = 128; // tokens; a trial has fewer
 /** Of a device's memory, that the floats of a trial may take: they are a second copy, which nobody asked for. */
@@ -120,7 +119,6 @@ async function graphFor(device, { manifest }, decoder, { base, urls }) {
     if (decoder.sharesKv) return { reason: SHARED, remedy: "use 'webgpu'" };
     variants = variants.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
   } else {
-    if (decoder.states.size) return { reason: RECURRENT, remedy: "use 'wasm'" };
     if (decoder.capsScores) return { reason: CAPPED, remedy: "use 'wasm'" };
     const { probe } = await import("../engine/probe.js");
     const outcome = await probe(device, { base, url: libraryUrl("probe", urls) });
