@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.support.selection import leave_out
 from tests.web.support import found
@@ -76,13 +78,23 @@ def web_server() -> Iterator[WebServer]:
 
 
 @pytest.fixture(scope="session")
-def python_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheels that the engine "python" loads."""
-    from tests.web.test_python import template_engine  # not before its asserts are rewritten
+def web_wheel(shared_folder: Path) -> Path:
+    """The wheel for browsers, built once a run."""
     from tools import make_web_wheel
 
+    folder = shared_folder / "web wheel"
+    with FileLock(f"{folder}.lock"):
+        found = list(folder.glob("*.whl"))
+        return found[0] if found else make_web_wheel.main(folder)
+
+
+@pytest.fixture(scope="session")
+def python_folder(web_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheels that the engine "python" loads."""
+    from tests.web.test_python import template_engine  # not before its asserts are rewritten
+
     folder = tmp_path_factory.mktemp("python")
-    make_web_wheel.main(folder).rename(folder / "embedllm.whl")
+    shutil.copy(web_wheel, folder / "embedllm.whl")
     template_engine(folder / "jinja.whl")
     return folder
 

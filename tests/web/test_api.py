@@ -12,7 +12,6 @@ from pathlib import Path
 
 from embedllm.package.package import MANIFEST, read_package
 from tests.web.test_python import DEFAULTS, TEMPLATE, template_engine
-from tools import make_web_wheel
 
 WEB = Path(__file__).parents[2] / "bindings_web"
 TESTS = Path(__file__).parent / "node"
@@ -33,7 +32,7 @@ def data_url(path: Path) -> str:
 
 
 def test_the_api_over_a_worker(
-    node: str, node_modules: Path, tiny_package: Callable[..., Path], tmp_path: Path
+    node: str, node_modules: Path, web_wheel: Path, tiny_package: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = tiny_package("llama")
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -49,7 +48,7 @@ def test_the_api_over_a_worker(
     urls = {
         "jinja": (node_modules / "@huggingface/jinja/dist/index.js").as_uri(),
         "pyodide": (node_modules / "pyodide/pyodide.mjs").as_uri(),
-        "wheel": data_url(make_web_wheel.main(tmp_path / "wheel")),
+        "wheel": data_url(web_wheel),
         "jinja2": jinja,
         "markupsafe": jinja,
     }

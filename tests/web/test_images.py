@@ -30,6 +30,7 @@ from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.chat_page import packing
 from tests.web.support.page import Page
+from tests.web.support.probes import probed
 from tests.web.support.server import ROOT, WebServer
 from tests.web.test_docs import examples
 from tests.web.test_engine import LOAD, urls
@@ -269,7 +270,8 @@ return Array.from(floats);
 
 @pytest.mark.slow
 def test_a_gpu_answers_about_a_picture_as_the_desktop(page: Page, web_server: WebServer) -> None:
-    assert page.evaluate(OPEN, given(web_server, "webgpu-software"), patience_s=LONG_S) == "webgpu-software"
+    argument = probed(page, given(web_server, "webgpu-software"))
+    assert page.evaluate(OPEN, argument, patience_s=LONG_S) == "webgpu-software"
     asked = {"url": data_url((PICTURES / "shapes.png").read_bytes()), "question": "What is in the picture?"}
     tokens = page.evaluate(ASK, asked, patience_s=LONG_S)
     with embedllm.load(SEEING / "model", device="cpu") as llm:
@@ -289,7 +291,7 @@ def test_tiles_of_an_image_are_placed_as_on_the_desktop(
         content += [{"type": "image", "image": files[1]}, {"type": "text", "text": "<image> is text"}]
         sampling = embedllm.Sampling(temperature=0)
         expected = llm.generate([{"role": "user", "content": content}], sampling, max_tokens=count, stop_tokens=[])
-    page.evaluate(OPEN, given(web_server, device, folder), patience_s=LONG_S)
+    page.evaluate(OPEN, probed(page, given(web_server, device, folder)), patience_s=LONG_S)
     found = page.evaluate(
         """async ({ urls: [first, second], count }) => {
           const image = (url) => ({ type: "image_url", image_url: { url } });
@@ -315,7 +317,7 @@ def test_features_beside_a_gpu_are_those_of_the_desktop(is_on_gpu: bool, page: P
     assert isinstance(vision, Vision)
     pixels = np.asarray(open_processor(folder, vision, {}).pixel_values(Image.open(picture).convert("RGB")))
     expected = open_on_cpu(package, ort.SessionOptions(), VISION_GPU_FLOAT32).encode(pixels[:1])
-    page.in_worker(LOAD, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
+    page.in_worker(LOAD, probed(page, given(web_server, "webgpu-software", folder)), patience_s=LONG_S)
     image = {"image": base64.b64encode(picture.read_bytes()).decode(), "isOnGpu": is_on_gpu}
     found = page.in_worker(ENCODE, image, patience_s=LONG_S)
     spread = np.abs(expected).max()

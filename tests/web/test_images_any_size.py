@@ -25,6 +25,7 @@ from tests.support.dynamic_vision import CONFIGS, PIXELS, PIXTRAL_PIXELS, SQUARE
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
+from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
 from tests.web.test_engine import LOAD
 from tests.web.test_images import OPEN, data_url, encoded, given
@@ -218,7 +219,7 @@ def test_a_gpu_places_images_as_the_desktop(
     contents_of = [contents()[:3], "Hello", contents()[:5]]
     prompts: list[Any] = [[{"role": "user", "content": content}] for content in contents_of]
     expected = [desktop.chat(prompt, **SOME) for prompt in prompts]
-    page.evaluate(OPEN, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
+    page.evaluate(OPEN, probed(page, given(web_server, "webgpu-software", folder)), patience_s=LONG_S)
     assert page.evaluate("async () => llm.takesImages") is True
     found = page.evaluate(ASK_AGAIN, {"prompts": prompts, "options": SOME}, patience_s=LONG_S)
     assert found == [list(each.tokens) for each in expected]
@@ -247,7 +248,7 @@ def test_a_gpu_encodes_images_as_the_desktop(page: Page, web_server: WebServer, 
     pixels = np.asarray(open_processor(folder, dynamic, {}).pixel_values(image))
     encoder = open_on_cpu(package, ort.SessionOptions(), VISION_GPU_FLOAT32)
     expected = encoder.encode(pixels)
-    page.in_worker(LOAD, given(web_server, "webgpu-software", folder), patience_s=LONG_S)
+    page.in_worker(LOAD, probed(page, given(web_server, "webgpu-software", folder)), patience_s=LONG_S)
     argument = {"pixels": base64.b64encode(image.tobytes()).decode(), "width": 16, "height": 20}
     found = page.in_worker(ENCODE, argument, patience_s=LONG_S)
     np.testing.assert_allclose(np.reshape(found, expected.shape), expected, atol=1e-4 * np.abs(expected).max())

@@ -22,6 +22,7 @@ from tests.support.gemma4 import gemma4_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
+from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
 from tests.web.test_images import OPEN, data_url, encoded, given
 from tests.web.test_images_any_size import INPUTS, PROCESS, assert_tiles
@@ -105,7 +106,7 @@ def test_images_are_read_as_on_the_desktop(
     contents: list[Any] = [[words, first, words, second, words], [words, words, second], "words alone"]
     prompts = [[{"role": "user", "content": content}] for content in contents]
     expected = [desktop.chat(prompt, **options) for prompt in prompts]
-    page.evaluate(OPEN, given(web_server, device, folder), patience_s=LONG_S)
+    page.evaluate(OPEN, probed(page, given(web_server, device, folder)), patience_s=LONG_S)
     assert page.evaluate("async () => llm.takesImages") is True
     found = page.evaluate(ASK_EACH, {"prompts": prompts, "options": options}, patience_s=LONG_S)
     assert found == [[list(each.tokens), each.statistics.prompt_tokens] for each in expected]

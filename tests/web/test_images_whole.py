@@ -22,6 +22,7 @@ from tests.support.vision import gemma_chat_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
+from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
 from tests.web.test_images import ASK, OPEN, data_url, encoded, given
 
@@ -132,7 +133,7 @@ def test_images_are_read_as_on_the_desktop(
     options: dict[str, Any] = {"temperature": 0, "max_tokens": count, "stop_tokens": []}
     prompts = [[{"role": "user", "content": content}] for content in CONTENTS]
     expected = [desktop.chat(prompt, **options) for prompt in prompts]
-    assert page.evaluate(OPEN, given(web_server, device, folder), patience_s=LONG_S) == device
+    assert page.evaluate(OPEN, probed(page, given(web_server, device, folder)), patience_s=LONG_S) == device
     assert page.evaluate("async () => llm.takesImages") is True
     found = page.evaluate(ASK_EACH, {"prompts": prompts, "options": options}, patience_s=LONG_S)
     assert found == [[list(each.tokens), each.statistics.prompt_tokens] for each in expected]

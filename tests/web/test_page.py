@@ -16,9 +16,6 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
-from tests.web.test_engine import urls
-from tests.web.test_python import template_engine
-from tools import make_web_wheel
 
 pytestmark = pytest.mark.browser
 
@@ -61,32 +58,6 @@ Object.assign(globalThis, { library, EmbedLLM, urls, all, failure, workers, llm,
 return { device: llm.device.name, refused: llm.refused.map(({ name }) => name), canChat: llm.canChat,
   phases: [...new Set(told.map(({ phase }) => phase))], bytes: Math.max(...told.map(({ loaded }) => loaded)) };
 """
-
-
-@pytest.fixture(scope="module")
-def python_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Pyodide is given: the wheel for browsers, and the template engine."""
-    folder = tmp_path_factory.mktemp("python")
-    make_web_wheel.main(folder).rename(folder / "embedllm.whl")
-    template_engine(folder / "jinja.whl")
-    return folder
-
-
-@pytest.fixture
-def places(web_server: WebServer, python_folder: Path, node_modules: Path) -> dict[str, str]:
-    """The addresses of all libraries, on this machine."""
-    modules = f"{web_server.url}/node_modules"
-    if not (node_modules / "pyodide").is_dir():
-        pytest.skip("Pyodide is not here; install it with: cd bindings_web && npm ci")
-    python = web_server.serve("/python", python_folder)
-    return {
-        **urls(web_server),
-        "jinja": f"{modules}/@huggingface/jinja/dist/index.js",
-        "pyodide": f"{modules}/pyodide/pyodide.mjs",
-        "wheel": f"{python}/embedllm.whl",
-        "jinja2": f"{python}/jinja.whl",
-        "markupsafe": f"{python}/jinja.whl",
-    }
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from importlib.metadata import distribution
@@ -22,7 +23,6 @@ from tests.web.support.page import Page
 from tests.web.support.server import Fault, WebServer
 from tests.web.test_engine import urls
 from tests.web.test_python import is_same, template_engine
-from tools import make_web_wheel
 
 pytestmark = pytest.mark.browser
 
@@ -52,10 +52,10 @@ addEventListener("message", async ({ data: argument }) => {
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(web_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel for browsers under its name, and the template engine."""
     folder = tmp_path_factory.mktemp("python")
-    make_web_wheel.main(folder)
+    shutil.copy(web_wheel, folder)
     template_engine(folder / "jinja.zip")
     return folder
 

@@ -41,11 +41,6 @@ DEFAULTS = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "max_new_token
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_web_wheel.main(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
 def texts(tiny_package: Callable[..., Path]) -> dict[str, str]:
     manifest = json.loads((tiny_package("llama") / MANIFEST).read_text(encoding="utf-8"))
     manifest["tokens"]["stop"] = [256]
@@ -102,7 +97,7 @@ def is_same(found: object, expected: object) -> bool:
 
 
 def test_pyodide_gives_what_the_desktop_gives(
-    wheel: Path, texts: dict[str, str], desktop: Model, tmp_path: Path
+    web_wheel: Path, texts: dict[str, str], desktop: Model, tmp_path: Path
 ) -> None:
     """And what else tests/web/node/pyodide.test.mjs asks."""
     if reason := missing():
@@ -111,7 +106,7 @@ def test_pyodide_gives_what_the_desktop_gives(
         pytest.skip(reason)
     out, given = tmp_path / "out.json", tmp_path / "given.json"
     model = {"vocabulary": desktop.package.decoder.vocabulary, "context": desktop.context, "texts": texts}
-    archives = [str(wheel), str(template_engine(tmp_path / "jinja.zip"))]
+    archives = [str(web_wheel), str(template_engine(tmp_path / "jinja.zip"))]
     given.write_text(
         json.dumps({"archives": archives, "cases": str(WEB / "support" / "cases.py"), "out": str(out), "model": model}),
         encoding="utf-8",
@@ -132,11 +127,11 @@ def test_pyodide_gives_what_the_desktop_gives(
 # --- the wheel
 
 
-def test_the_wheel_for_browsers_is_small_and_its_record_is_right(wheel: Path) -> None:
+def test_the_wheel_for_browsers_is_small_and_its_record_is_right(web_wheel: Path) -> None:
     version = embedllm.__version__
-    assert wheel.name == f"embedllm-{version}-py3-none-any.whl"
-    assert wheel.stat().st_size < LIMIT
-    with zipfile.ZipFile(wheel) as archive:
+    assert web_wheel.name == f"embedllm-{version}-py3-none-any.whl"
+    assert web_wheel.stat().st_size < LIMIT
+    with zipfile.ZipFile(web_wheel) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
     record = f"embedllm-{version}.dist-info/RECORD"
     rows = list(csv.reader(io.StringIO(contents[record].decode())))
@@ -151,8 +146,8 @@ def test_the_wheel_for_browsers_is_small_and_its_record_is_right(wheel: Path) ->
 
 
 @pytest.mark.slow
-def test_the_same_sources_give_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    assert make_web_wheel.main(tmp_path).read_bytes() == wheel.read_bytes()
+def test_the_same_sources_give_the_same_wheel(web_wheel: Path, tmp_path: Path) -> None:
+    assert make_web_wheel.main(tmp_path).read_bytes() == web_wheel.read_bytes()
 
 
 def test_only_what_runs_in_a_browser_is_required_there() -> None:

@@ -16,8 +16,6 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, WebServer
 from tests.web.test_engine import urls
-from tests.web.test_python import template_engine
-from tools import make_web_wheel
 
 pytestmark = pytest.mark.browser
 
@@ -95,22 +93,14 @@ FileSystemSyncAccessHandle.prototype.write = function (bytes, options) {
 }
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("python")
-    make_web_wheel.main(folder).rename(folder / "embedllm.whl")
-    template_engine(folder / "jinja.whl")
-    return folder
-
-
 @pytest.fixture
 def given(
-    web_server: WebServer, wheels: Path, node_modules: Path, tmp_path: Path, tiny_package: Callable[..., Path]
+    web_server: WebServer, python_folder: Path, node_modules: Path, tmp_path: Path, tiny_package: Callable[..., Path]
 ) -> dict[str, Any]:
     """Where all is, the wheel in a folder of this test's."""
     if not (node_modules / "pyodide").is_dir():
         pytest.skip("Pyodide is not here; install it with: cd bindings_web && npm ci")
-    python = web_server.serve("/python", shutil.copytree(wheels, tmp_path / "python"))
+    python = web_server.serve("/python", shutil.copytree(python_folder, tmp_path / "python"))
     places = {
         **urls(web_server),
         "pyodide": f"{web_server.url}/node_modules/pyodide/pyodide.mjs",
