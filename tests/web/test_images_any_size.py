@@ -13,13 +13,10 @@ import pytest
 
 import embedllm
 from embedllm.backends.image_grid import encoder_inputs
-from embedllm.backends.ort.runtime import ort
-from embedllm.backends.ort.vision import open_on_cpu
 from embedllm.export import Recipe, convert
 from embedllm.images.processors import open_processor
 from embedllm.package.architecture.vision import DynamicVision
-from embedllm.package.graph_variants import VISION_GPU_FLOAT32
-from embedllm.package.package import MANIFEST, open_package
+from embedllm.package.package import MANIFEST
 from tests.golden.make_image_processors import noise
 from tests.support.dynamic_vision import CONFIGS, PIXELS, PIXTRAL_PIXELS, SQUARE, described, dynamic_chat_checkpoint
 from tests.web.support.browser import Browser
@@ -27,7 +24,6 @@ from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
-from tests.web.test_engine import LOAD
 from tests.web.test_images import OPEN, data_url, encoded, given
 
 if TYPE_CHECKING:
@@ -63,7 +59,7 @@ def page(browser: Browser, web_server: WebServer) -> Page:
     return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
-@pytest.fixture(scope="module", params=[each for each in CONFIGS if not described(each).is_recurrent])
+@pytest.fixture(scope="module", params=CONFIGS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
     return convert(dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe())
@@ -86,7 +82,7 @@ def vision(family: str) -> DynamicVision:
     return found
 
 
-def assert_tiles(found: Sequence[dict[str, Any]], expected: Sequence[F32]) -> None:
+def assert_tiles(found: Sequence[dict[str, Any]], expected: F32 | list[F32]) -> None:
     """Pixel values of tiles, each [3, height, width], are exactly these."""
     assert [tile["dims"] for tile in found] == [[1, *values.shape] for values in expected]
     for tile, values in zip(found, expected, strict=True):
@@ -211,7 +207,8 @@ ASK_AGAIN = """async ({ prompts, options }) => {
 
 
 @pytest.mark.slow  # software takes seconds to load a model
-@pytest.mark.parametrize("folder", ["qwen2_5_vl", "mistral3"], indirect=True)  # with windows and M-RoPE, without
+# with windows and M-RoPE, without, with states and M-RoPE, with states and tiles
+@pytest.mark.parametrize("folder", ["qwen2_5_vl", "mistral3", "qwen3_5", "lfm2_vl"], indirect=True)
 def test_a_gpu_places_images_as_the_desktop(
     page: Page, web_server: WebServer, folder: Path, desktop: embedllm.Model
 ) -> None:
@@ -223,32 +220,3 @@ def test_a_gpu_places_images_as_the_desktop(
     assert page.evaluate("async () => llm.takesImages") is True
     found = page.evaluate(ASK_AGAIN, {"prompts": prompts, "options": SOME}, patience_s=LONG_S)
     assert found == [list(each.tokens) for each in expected]
-
-
-ENCODE = """
-const [{ openEncoder }, { openProcessor }] = await Promise.all([import("/src/images/encoder.js"),
-  import("/src/images/any_size.js")]);
-const { manifest, texts, tokenizer, engine } = loaded;
-const processor = await openProcessor(texts, manifest.architecture.vision, tokenizer.named);
-engine.attendsToMany = true;
-const { width, height } = argument;
-const data = Uint8Array.from(atob(argument.pixels), (letter) => letter.charCodeAt(0));
-const [tile] = processor.tiles({ width, height, data });
-return Array.from((await (await openEncoder(loaded, processor)).encode(tile)).rows);
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", ["qwen3_vl", "mistral3"], indirect=True)  # with DeepStack, without
-def test_a_gpu_encodes_images_as_the_desktop(page: Page, web_server: WebServer, folder: Path) -> None:
-    """Of so few patches that the attention of software is right."""
-    package, image = open_package(folder), noise(16, 20)
-    dynamic = package.decoder.vision
-    assert isinstance(dynamic, DynamicVision)
-    pixels = np.asarray(open_processor(folder, dynamic, {}).pixel_values(image))
-    encoder = open_on_cpu(package, ort.SessionOptions(), VISION_GPU_FLOAT32)
-    expected = encoder.encode(pixels)
-    page.in_worker(LOAD, probed(page, given(web_server, "webgpu-software", folder)), patience_s=LONG_S)
-    argument = {"pixels": base64.b64encode(image.tobytes()).decode(), "width": 16, "height": 20}
-    found = page.in_worker(ENCODE, argument, patience_s=LONG_S)
-    np.testing.assert_allclose(np.reshape(found, expected.shape), expected, atol=1e-4 * np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Images of LFM2-VL in a page: tiles of several sizes, tokens and inputs of the encoder are those of the desktop."""
+"""Images of LFM2-VL in a page: the tiles, of several sizes, and the tokens of the desktop."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from embedllm.backends.image_grid import encoder_inputs
 from embedllm.images.processors import Processor, open_processor
 from tests.golden.make_image_processors import noise
-from tests.support.dynamic_vision import LFM2_PIXELS, SQUARE
+from tests.support.dynamic_vision import LFM2_PIXELS
 from tests.web.support.browser import Browser
 from tests.web.support.calls import BrowserError
 from tests.web.support.page import Page
 from tests.web.support.server import WebServer
 from tests.web.test_images import encoded
-from tests.web.test_images_any_size import INPUTS, PROCESS, assert_tiles, vision
+from tests.web.test_images_any_size import PROCESS, assert_tiles, vision
 
 pytestmark = pytest.mark.browser
 
-OWN = {"patch_size": 4, "merge_size": 2, "rope_base": 0, "antialias": True, "positions": {"rows": 25},
-       "layers": [{"attention": {"heads": 3, "head_dim": 16}}]}  # fmt: skip
+OWN = {"patch_size": 4, "merge_size": 2, "layers": [{"attention": {"heads": 3}}]}
 SETTINGS: dict[str, dict[str, Any]] = {
     "tiles": LFM2_PIXELS,
     "without a thumbnail": {**LFM2_PIXELS, "use_thumbnail": False, "max_pixels_tolerance": 0.5},
@@ -52,13 +49,13 @@ def opened(folder: Path, settings: dict[str, Any]) -> Processor:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("size", [(40, 33), (17, 60), (1, 1), (3, 200), (131, 97)], ids=str)
-def test_tiles_are_exactly_those_of_the_desktop(page: Page, tmp_path: Path, name: str, size: tuple[int, int]) -> None:
-    expected, image = opened(tmp_path, SETTINGS[name]), noise(*size)
-    argument = {"settings": SETTINGS[name], "vision": OWN, "size": size, "image": encoded(image)}
-    found = page.in_worker(PROCESS, argument)
-    assert_tiles(found["tiles"], expected.pixel_values(image))
-    assert found["grid"] is None
+def test_tiles_are_exactly_those_of_the_desktop(page: Page, tmp_path: Path, name: str) -> None:
+    expected, argument = opened(tmp_path, SETTINGS[name]), {"settings": SETTINGS[name], "vision": OWN}
+    for size in ((40, 33), (17, 60), (1, 1), (3, 200), (131, 97)):
+        image = noise(*size)
+        found = page.in_worker(PROCESS, {**argument, "size": size, "image": encoded(image)})
+        assert_tiles(found["tiles"], expected.pixel_values(image))
+        assert found["grid"] is None
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -67,18 +64,6 @@ def test_tokens_are_those_of_the_desktop_for_any_size(page: Page, tmp_path: Path
     sizes = [(random.randint(1, most), random.randint(1, most)) for most in (20, 100, 400, 4000) for _ in range(100)]
     found = page.in_worker(LAYOUTS, {"settings": SETTINGS[name], "vision": OWN, "sizes": sizes})
     assert found == [[expected.token_count(*size), expected.prompt_text(*size)] for size in sizes]
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 5), (3, 3), (7, 8), (1, 16)], ids=str)
-def test_positions_are_resized_as_on_the_desktop(page: Page, size: tuple[int, int]) -> None:
-    """From 5 x 5 to fewer, by wider kernels, and to more; for a number of squares down and across."""
-    height, width = (side * SQUARE for side in size)
-    expected = encoder_inputs(vision("lfm2_vl"), np.zeros((1, 3, height, width), np.float32))
-    found = page.in_worker(INPUTS, {"vision": OWN, "width": width, "height": height})
-    assert set(found) == set(expected) - {"pixel_values"}
-    for name, one in found.items():
-        values = np.array(one["data"], one["type"]).reshape(one["dims"])
-        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6 if values.dtype == np.float32 else 0)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from tests.web.test_images import data_url, encoded
 pytestmark = pytest.mark.browser
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "stop_tokens": []}
-TALK = """async ({ url, urls, content, options }) => {
+TALK = """async ({ url, urls, device, content, options }) => {
   const { EmbedLLM } = await import("/src/index.js");
-  const python = await EmbedLLM.load(url, { engine: "python", device: "wasm", urls });
+  const python = await EmbedLLM.load(url, { engine: "python", device, urls });
   const talk = python.conversation();
   const tokens = [];
   for await (const { token } of talk.say({ role: "user", content }, options)) tokens.push(token);
@@ -35,7 +35,7 @@ TALK = """async ({ url, urls, content, options }) => {
   await python.close();
   const next = [];
   for (const engine of ["python", "javascript"]) {
-    const llm = await EmbedLLM.load(url, { engine, device: "wasm", urls });
+    const llm = await EmbedLLM.load(url, { engine, device, urls });
     const again = await llm.openConversation("seen");
     const found = [];
     let last;
@@ -52,9 +52,13 @@ def page(browser: Browser, web_server: WebServer) -> Page:
     return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])  # with M-RoPE, with images that are read in one piece
+@pytest.mark.parametrize(
+    ("family", "device"),  # with states and M-RoPE, with states and tiles, with images that are read in one piece
+    [("qwen3_5", "wasm"), ("lfm2_vl", "wasm"), ("gemma3", "wasm"),
+     pytest.param("qwen3_5", "webgpu-software", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_replies_and_stored_conversations_are_those_of_the_desktop(
-    page: Page, web_server: WebServer, places: dict[str, str], family: str, tmp_path: Path
+    page: Page, web_server: WebServer, places: dict[str, str], family: str, device: str, tmp_path: Path
 ) -> None:
     """And either engine goes on with what was stored."""
     checkpoint = tmp_path / "checkpoint"
@@ -64,8 +68,8 @@ def test_replies_and_stored_conversations_are_those_of_the_desktop(
     for size in ((40, 33), (17, 60)):
         url = data_url(base64.b64decode(encoded(noise(*size))))
         content += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": " and "}]
-    argument = {"url": web_server.serve("/models/seeing", folder) + "/", "urls": places, "content": content}
-    found = page.evaluate(TALK, {**argument, "options": GREEDY}, patience_s=LONG_S)
+    argument = {"url": web_server.serve("/models/seeing", folder) + "/", "urls": places, "device": device}
+    found = page.evaluate(TALK, {**argument, "content": content, "options": GREEDY}, patience_s=LONG_S)
     assert found["takesImages"] is True
     assert "messages[0]: an image is the text" in found["refused"]
     first, second = found["next"]
