@@ -53,7 +53,6 @@ LATER = {
     "format": "formats in templates",
     "data_url": "images on the page",
     "content_form": "contents of a model that sees",
-    "support": "contents of a model that sees",
     "prompt": "images",
     "processor": "images in tiles",
     "fixed_size": "images of one size",

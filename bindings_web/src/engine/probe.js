@@ -2,6 +2,7 @@
 //
 // The model and its answers are those of the desktop (backends/probe/model, made by tools/make_probe.py).
 
+import { WEIGHTS } from "../package/manifest.js";
 import { Decoder } from "./model_shape.js";
 import { openEngine } from "./open_engine.js";
 import { recall, remember } from "./remembered.js";
@@ -13,7 +14,6 @@ import { recall, remember } from "./remembered.js";
  */
 
 const FILE = "embedllm-probes.json";
-const WEIGHTS = "weights.safetensors";
 const LIMIT_MS = 120_000; // a software adapter compiles for 15 s
 /** The largest difference of a logit that is no fault; the logits go up to 3.2 (docs/devices.md#probes). */
 const TOLERANCES = /** @type {Record<string, number>} */ ({ "gpu-float32": 0.02, "webgpu-float16": 0.06 });

@@ -1,5 +1,6 @@
 // A model on the CPU, by ONNX Runtime's build for WebAssembly.
 
+import { WEIGHTS } from "../package/manifest.js";
 import { BlobBytes } from "./blob_bytes.js";
 import { Engine } from "./engine.js";
 import { FLOAT_FILE, FloatBytes } from "./float_bytes.js";
@@ -9,7 +10,6 @@ import { loadCpuRuntime } from "./ort_runtime.js";
 
 /** @import { Device, Parts } from "./engine.js" */
 
-const WEIGHTS = "weights.safetensors";
 const CHUNK = 64; // tokens fed at once: more would keep an interruption waiting
 
 /** @param {Device} device @param {Parts} parts @param {{base: string, threads: number}} options */

@@ -1,7 +1,7 @@
 // What the steps of a sequence on WebGPU read and write: buffers at fixed places, bound to ONNX Runtime once.
 
 import { DeviceError } from "../errors.js";
-import { FLOAT, FLOAT16, INT32, INT64 } from "./ort_calls.js";
+import { FLOAT, FLOAT16, INT32, INT64, ROPE_TABLES } from "./ort_calls.js";
 
 /**
  * @import { WithImages } from "../images/features.js"
@@ -11,8 +11,6 @@ import { FLOAT, FLOAT16, INT32, INT64 } from "./ort_calls.js";
  * @typedef {{buffer: GPUBuffer, tensor: number}} OnGpu a tensor over a buffer
  * @typedef {{binding: number, options: number}} StepRun options: 0 for one that is not captured
  */
-
-export const TABLES = ["rope.cos", "rope.sin"];
 
 /** Buffers for the KV, the states and the steps of one sequence. */
 export class GpuBuffers {
@@ -203,10 +201,10 @@ export class GpuBuffers {
     if (!tables) return;
     const dims = [this.capacity, tables.pairs];
     if (!this.#moved) {
-      const placed = TABLES.map(() => this.#place(FLOAT, dims, 4 * dims[0] * dims[1]));
+      const placed = ROPE_TABLES.map(() => this.#place(FLOAT, dims, 4 * dims[0] * dims[1]));
       this.#moved = { runs: await this.#stepRuns(), layout: "", tables: placed };
       for (const { binding } of this.#moved.runs) {
-        for (const [part, name] of TABLES.entries()) await this.#input(binding, name, placed[part].tensor);
+        for (const [part, name] of ROPE_TABLES.entries()) await this.#input(binding, name, placed[part].tensor);
       }
     }
     const { layout, tables: placed, runs } = this.#moved;

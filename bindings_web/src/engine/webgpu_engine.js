@@ -1,5 +1,6 @@
 // A model on a GPU, by ONNX Runtime's build with WebGPU: what it is tried with before it answers.
 
+import { WEIGHTS } from "../package/manifest.js";
 import { BlobBytes } from "./blob_bytes.js";
 import { DeviceError } from "../errors.js";
 import { Engine } from "./engine.js";
@@ -10,7 +11,6 @@ import { withLengths } from "./graph_lengths.js";
 
 /** @import { Device, Parts } from "./engine.js" */
 
-const WEIGHTS = "weights.safetensors";
 const CHUNK = 512; // tokens fed at once
 /** Most that attention takes on some Vulkan drivers: from 32 on its sums are wrong there (docs/webgpu.md#faults) */
 const SAFE_CHUNK = 31;

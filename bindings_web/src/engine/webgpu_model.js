@@ -1,8 +1,8 @@
 // A model's session on the GPU: the names of its inputs and outputs, captured steps, and buffers that sequences leave.
 
 import { NextToken } from "./next_token.js";
-import { ON_GPU, OrtCalls } from "./ort_calls.js";
-import { GpuBuffers, TABLES } from "./webgpu_buffers.js";
+import { ON_GPU, OrtCalls, ROPE_TABLES } from "./ort_calls.js";
+import { GpuBuffers } from "./webgpu_buffers.js";
 
 /**
  * @import { Decoder } from "./model_shape.js"
@@ -51,7 +51,7 @@ export class GpuModel {
     const layers = decoder.layers.flatMap((_, layer) => ["key", "value"].map((part) => `${layer}.${part}`));
     const given = isCapturing ? ["seqlens_k", "total_sequence_length"] : ["attention_mask"];
     const states = ["past", "present"].flatMap((prefix) => [...decoder.states.keys()].map((name) => `${prefix}_${name}`));
-    this.#inputs = ["input_ids", "image_features", "image_positions", ...TABLES, ...given, ...layers.map((name) => `past_key_values.${name}`),
+    this.#inputs = ["input_ids", "image_features", "image_positions", ...ROPE_TABLES, ...given, ...layers.map((name) => `past_key_values.${name}`),
       "logits", ...layers.map((name) => `present.${name}`), ...states];
     this.#names = this.calls.names(this.#inputs);
     this.next = new NextToken(device, decoder.vocabulary, type);

@@ -6,6 +6,7 @@ import { devices as found } from "../engine/devices.js";
 import { openEngine } from "../engine/open_engine.js";
 import { DeviceError } from "../errors.js";
 import { checkedUrls, libraryUrl, loadLibrary } from "../libraries.js";
+import { WEIGHTS } from "../package/manifest.js";
 import { openPackage } from "../package/package.js";
 import { Store } from "../storage/store.js";
 import { TextCodec } from "../tokenizer/tokenizer.js";
@@ -24,7 +25,6 @@ import { TextCodec } from "../tokenizer/tokenizer.js";
  *   refused: those passed over, with the reasons; untried: what a page may try when nothing is asked; kind: of its KV caches; base: URL of onnxruntime-web's dist folder
  */
 
-const WEIGHTS = "weights.safetensors";
 /** Most that the matrices may have as floats: with what ONNX Runtime makes of them, half of a wasm memory's 4 GB. */
 const MOST_FLOAT_BYTES = 1 << 30;
 const UNPACKED = "wasm-float32";
