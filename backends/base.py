@@ -99,6 +99,15 @@ class FeedsAll(Protocol):
 
 
 @runtime_checkable
+class FeedsRows(Protocol):
+    """A session whose logits after every token can stay where the device has them."""
+
+    def feed_rows(self, tokens: Sequence[int]) -> Sequence[Logits]:
+        """As feed; the logits after each of them, valid until the next feed, also after a rewind."""
+        ...
+
+
+@runtime_checkable
 class GivesHidden(Protocol):
     """A session that keeps hidden states of its newest tokens: what the model's head reads."""
 

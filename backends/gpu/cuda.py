@@ -81,8 +81,8 @@ class CudaEngine(ResidentEngine):
         super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
         self.prefix_bytes = int(self.memory.free_bytes() * _PREFIX_SHARE)
 
-    def start(self, path: str, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
-        return start(path, options, self.index, captures=captures)
+    def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
+        return start(model, options, self.index, captures=captures)
 
     def open_memory(self) -> CudaMemory:
         return memory_of(self.index)
@@ -104,14 +104,14 @@ def gathers_tokens(package: Package, graph: Graph) -> bool:
 
 
 def start(
-    path: str, options: ort.SessionOptions, index: int, *, captures: bool, tf32: bool = True
+    model: str | bytes, options: ort.SessionOptions, index: int, *, captures: bool, tf32: bool = True
 ) -> ort.InferenceSession:
     """A session on a GPU, whose steps are captured or not. tf32: products round float32 to 10 bits."""
     _load_libraries()
     with _SETTINGS, quiet(), _fast_attention():  # CUDA is no plug-in, which ONNX Runtime warns of
         try:
             options.add_provider(PROVIDER, _provider_options(index, capture=captures, tf32=tf32))
-            return ort.InferenceSession(path, options, enable_fallback=0)
+            return ort.InferenceSession(model, options, enable_fallback=0)
         except Exception as error:
             if missing := _load_libraries():  # of which ONNX Runtime's own message does not tell
                 raise RuntimeError(f"{first_line(error)} {missing.splitlines()[0]}; {_CHECK}") from error

@@ -22,11 +22,14 @@ from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, Logit
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.images import ImageDecoder, bind_images, open_images
 from embedllm.backends.gpu.io_binding_session import ResidentSession
-from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
+from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
+from embedllm.backends.gpu.kv_steps import SHORTEST, Step
+from embedllm.backends.gpu.several_tokens import SeveralTokens
 from embedllm.backends.gpu.state_pool import SIDES, state_bytes
 from embedllm.backends.ort.runtime import (
     HEAVY,
+    WEIGHTS_FOLDER,
     check_assignments,
     device_errors,
     load_errors,
@@ -34,6 +37,7 @@ from embedllm.backends.ort.runtime import (
     recording_options,
 )
 from embedllm.package.entries import Graph
+from embedllm.package.onnx_reader import with_any_size
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -94,7 +98,7 @@ class ResidentEngine:
         self.lock = lock or threading.RLock()
         self._pools: dict[int, KvPool] = {}
         self._ahead: _Ahead | None = None
-        self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
+        self._session: ort.InferenceSession | None = self._load_model(package.folder / graph.file)
         self.images, self.images_unsupported = open_images(
             package, graph, device, self._session, self._start_beside, self.lock
         )
@@ -104,7 +108,7 @@ class ResidentEngine:
         has_heads = self.reduces and vocabulary < LARGEST_VOCABULARY
         kind = np.dtype(self.dtype).name
         self.head_sizes = sizes(vocabulary) if has_heads else {}
-        self.heads = {name: self._load(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
+        self.heads = {name: self._load_head(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
         check_assignments(self._session, HEAVY, device, "please report it")
         with self.lock, device_errors(device):
             self.max_batch = self._fitting()
@@ -113,20 +117,28 @@ class ResidentEngine:
             memory.zero(self.mask.address, self.mask.size)
             self.prompts = LogitsBoard(self, 1, vocabulary)
             self._steps = LogitsBoard(self, self.max_batch, vocabulary)
+        self.several = SeveralTokens(self)
 
-    def _load(self, path: Path) -> ort.InferenceSession:
-        with load_errors(path):
-            return self._started(os.fspath(path), captures=self.captures)
+    def _load_model(self, path: Path) -> ort.InferenceSession:
+        """The model's graph, which declares the logits of one token and gives those of several."""
+        options = recording_options()
+        options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
+        with load_errors(path), self.lock:
+            return self.start(with_any_size(path.read_bytes(), "logits", 1), options, captures=self.captures)
+
+    def _load_head(self, path: Path) -> ort.InferenceSession:
+        with load_errors(path), self.lock:
+            return self.start(os.fspath(path), recording_options(), captures=self.captures)
 
     def _start_beside(self, path: str) -> ort.InferenceSession:
-        return self._started(path, captures=False)
-
-    def _started(self, path: str, *, captures: bool) -> ort.InferenceSession:
         with self.lock:
-            return self.start(path, recording_options(), captures=captures)
+            return self.start(path, recording_options(), captures=False)
 
-    def start(self, path: str, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
-        """A session on this device, without falling back to another. captures: its runs may be captured."""
+    def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
+        """A session on this device, without falling back to another. captures: its runs may be captured.
+
+        model: a path, or a graph whose weights the options say the folder of.
+        """
         raise NotImplementedError
 
     def open_memory(self) -> DeviceMemory:
@@ -156,7 +168,7 @@ class ResidentEngine:
             self._pools.clear()
             self.heads.clear()
             self._session = self._ahead = None
-            del self.prompts, self._steps, self.tokens, self.mask
+            del self.prompts, self._steps, self.several, self.tokens, self.mask
             self.memory.trim()
 
     def replaying(self, graph_id: int | None) -> ort.RunOptions:
@@ -309,9 +321,10 @@ class ResidentEngine:
             own = [sessions[row] for row in rows]
             step = pool.prepare(own)
             pool.give(step, own, [tokens[row] for row in rows])
-            self._run(step)
+            self.run_step(step)
 
-    def _run(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
+        """Runs what is given: captured, where it ran before."""
         options = step.options_async if step.has_run and self.captures else step.options
         self.session.run_with_iobinding(step.binding, options)
         step.has_run = True
@@ -338,7 +351,7 @@ class ResidentEngine:
             for start, stop in runs(rows):
                 own = [sessions[row] for row in rows[start:stop]]
                 pool.give_later(step, own, tokens + rows[start] * _TOKEN_BYTES)
-            self._run(step)
+            self.run_step(step)
         self._ahead = _Ahead(run, {session: (row, session.version) for row, session in enumerate(sessions)})
 
 

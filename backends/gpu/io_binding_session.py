@@ -17,11 +17,13 @@ from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.runtime import device_errors, feed_errors, ort
 from embedllm.errors import EmbedError
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     import threading
 
     from embedllm.backends.base import Device, KeyValues, Span
+    from embedllm.backends.gpu.several_tokens import SeveralTokens
     from embedllm.backends.images import ImageFeatures, WithImages
     from embedllm.package.package import Package
     from embedllm.types import F32, Logits
@@ -46,6 +48,7 @@ class SessionHost(Protocol):
     prompts: LogitsBoard  # of the latest prompt
     images: ImageFeatures | None  # None: it takes text only
     image_decoder: ImageDecoder  # for images whose tokens attend to one another
+    several: SeveralTokens
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -115,7 +118,7 @@ class ResidentSession:
         engine = self._engine
         with engine.lock, device_errors(engine.device), self._placed():
             self.reserve_for(tokens)
-            self._note_fed()
+            self.note_fed()
             run = RunLogits(engine.prompts, [self])
             engine.prompts.replace(run)
             shape = (1, 1, self._decoder.vocabulary)
@@ -132,7 +135,7 @@ class ResidentSession:
         engine = self._engine
         with engine.lock, device_errors(engine.device), self._placed():
             self.reserve_for(tokens)
-            self._note_fed()
+            self.note_fed()
             rows: list[np.ndarray] = []
             for piece in pieces_of(tokens, engine.images):
                 prompt = self._bound(piece, _ALL)
@@ -140,6 +143,19 @@ class ResidentSession:
                 self._run(prompt, engine.replaying(None))
                 rows.append(prompt.binding.get_outputs()[-1].numpy()[0].astype(np.float32))  # bound last
             return np.concatenate(rows)
+
+    def feed_rows(self, tokens: Sequence[int]) -> Sequence[Logits]:
+        self._check(tokens)
+        engine = self._engine
+        width = engine.several.width(self, tokens)
+        if not width:
+            return [NumpyLogits(row) for row in self.feed_all(tokens)]
+        if self._stopping:
+            raise Interrupted
+        with engine.lock, device_errors(engine.device), self._placed():
+            self._reserve(self.position + width)
+            self._copy_imported()
+            return engine.several.feed(self, tokens, width)
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -229,12 +245,28 @@ class ResidentSession:
     def advance(self, token: int) -> None:
         """Notes that a step has appended one."""
         self.greedy = self.greedy + 1 if token == self.best else 0
-        self._note_fed(greedy=self.greedy)
-        self._note_appended(1)
+        self.note_fed(greedy=self.greedy)
+        self.note_appended(1)
+
+    def note_appended(self, count: int) -> None:
+        """Notes that a run has appended that many tokens."""
+        self.position += count
+        self.side = self.pool.states.after(self.side)
+
+    def note_fed(self, *, greedy: int = 0) -> None:
+        """Notes that logits of before are not those of the newest token any more. greedy: see there."""
+        self.fed += 1
+        self.version += 1
+        self.best, self.greedy = None, greedy
+
+    def go_back(self, position: int, side: int) -> None:
+        """To where it stood before its latest runs, which have read the states of that side."""
+        self.rewind(position)
+        self.side = side
 
     def note_read(self, count: int) -> None:
         """Notes that a run of several prompts has read that many tokens of this one, which held none."""
-        self._note_fed()
+        self.note_fed()
         self.position = count
 
     def reserve_for(self, tokens: Sequence[int]) -> None:
@@ -263,15 +295,6 @@ class ResidentSession:
         vocabulary, limit = self._decoder.vocabulary, self._engine.context
         check_tokens(tokens, self.position, vocabulary=vocabulary, limit=limit, remedy=self._engine.remedy,
                      images=self._engine.images)  # fmt: skip
-
-    def _note_appended(self, count: int) -> None:
-        self.position += count
-        self.side = self.pool.states.after(self.side)
-
-    def _note_fed(self, *, greedy: int = 0) -> None:
-        self.fed += 1
-        self.version += 1
-        self.best, self.greedy = None, greedy
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
@@ -313,7 +336,7 @@ class ResidentSession:
             raise Interrupted
         with feed_errors(self.position, lambda: self._stopping):
             prompt.session.run_with_iobinding(prompt.binding, options)
-        self._note_appended(prompt.end - self.position)
+        self.note_appended(prompt.end - self.position)
 
     def _reserve(self, tokens: int) -> None:
         """A slot with room for that many tokens."""

@@ -2,23 +2,19 @@
 
 Keys and values of a layer are one array [slots, kv heads, capacity, D], so a step of B rows reads slots 0 to B as a
 batch without a copy. It has the same addresses and shapes each time, so that a provider that captures its work can
-replay it. Attention takes each row's length from the sum of its attention mask and the time from the mask's length: so
-the first column holds the number of tokens, all others zeros, and there are several lengths, each with a capture of its
-own; not many, because CUDA's attention plans each new one for a tenth of a second. A recurrent model's states lie
-beside (state_pool.py).
+replay it (kv_steps.py). A recurrent model's states lie beside (state_pool.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.gpu.device_logits import LogitsEngine
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_slots import SlotTable, padded_width, runs
+from embedllm.backends.gpu.kv_steps import Shape, Step, StepEngine, Steps
 from embedllm.backends.gpu.rotary_inputs import RotaryInputs
 from embedllm.backends.gpu.state_pool import SIDES, StatePool, state_bytes
 from embedllm.backends.ort.runtime import ort
@@ -30,19 +26,15 @@ if TYPE_CHECKING:
 
     from embedllm.backends.gpu.device_memory import Region
 
-SHORTEST = 1024  # tokens, of a mask; the next ones are 1.5 times that, twice that, and so on
-_ITEM = 8  # bytes of a token id, and of a number in the mask
+_ITEM = 8  # bytes of a token id, and of a position
 _SPARE = 4  # slots whose memory is kept though nothing is in them
 
 
-class PoolEngine(LogitsEngine, Protocol):
+class PoolEngine(StepEngine, Protocol):
     """What a pool needs of its engine."""
 
     package: Package
     max_batch: int
-
-    @property
-    def session(self) -> ort.InferenceSession: ...
 
 
 class Holder(Protocol):
@@ -55,30 +47,6 @@ class Holder(Protocol):
     def rope_position(self) -> int:
         """Where the next one stands: its row of the rotary tables."""
         ...
-
-
-@dataclass(slots=True)
-class Step:
-    """One token for each of some rows, everything in place: can be captured once, and replayed."""
-
-    given: DeviceBlock  # masks [width, length], then tokens and positions [width]
-    width: int
-    length: int
-    binding: ort.IOBinding
-    options: ort.RunOptions
-    options_async: ort.RunOptions  # the same, without waiting for the device
-    graph_id: int
-    has_run: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Where the tokens are."""
-        return self.given.address + self.width * self.length * _ITEM
-
-    @property
-    def positions(self) -> int:
-        """Where the rows of the rotary tables are, where a graph has them as an input."""
-        return self.tokens + self.width * _ITEM
 
 
 class KvPool:
@@ -109,9 +77,8 @@ class KvPool:
         self.rotary = RotaryInputs(engine, capacity)
         self.row_bytes = decoder.vocabulary * item
         self._logits = DeviceBlock(memory, engine.max_batch * self.row_bytes)
-        self._vocabulary = decoder.vocabulary
         self._mapped = 0  # slots that have memory
-        self._steps: dict[tuple[int, int, int], Step] = {}
+        self.steps = Steps(engine, self._bound, self.rotary, capacity=capacity, vocabulary=decoder.vocabulary)
         self._several: dict[tuple[int, int], ort.IOBinding] = {}
 
     def take(self, owner: Holder) -> None:
@@ -210,8 +177,8 @@ class KvPool:
                 owner.side = side
         owners = self.table.owners(width)
         counts = np.array([1 if owner is None else owner.position + 1 for owner in owners], np.int64)
-        step = self._step(width, int(counts.max()), side)
-        self._memory.write(step.given.address, counts[:, None], to_pitch=step.length * _ITEM)
+        step = self.steps.get(0, rows=width, tokens=1, end=int(counts.max()), side=side, logits=self._logits.address)
+        self._memory.write(step.given.address, counts[:, None], to_pitch=step.mask_pitch)
         if self.rotary.has_positions:
             positions = [0 if owner is None else owner.rope_position for owner in owners]
             self._memory.write(step.positions, np.array(positions, np.int64))
@@ -219,7 +186,7 @@ class KvPool:
 
     def give(self, step: Step, rows: Sequence[Holder], tokens: Sequence[int]) -> None:
         """The tokens of a step that was prepared for these rows."""
-        given = np.zeros(step.width, np.int64)
+        given = np.zeros(step.shape.rows, np.int64)
         for owner, token in zip(rows, tokens, strict=True):
             given[self.table.slot(owner)] = token
         self._memory.write(step.tokens, given)
@@ -230,6 +197,27 @@ class KvPool:
         for start, stop in runs(slots):
             to = step.tokens + slots[start] * _ITEM
             self._memory.copy(to, source + start * _ITEM, width=(stop - start) * _ITEM)
+
+    def prepare_several(self, owner: Holder, tokens: Sequence[int], width: int, logits: int) -> Step:
+        """The step that appends `width` tokens to one, these and others behind them that are to be forgotten.
+
+        It waits for room for all of them. logits: where their rows go.
+        """
+        slot, end = self.table.slot(owner), owner.position + width
+        step = self.steps.get(slot, rows=1, tokens=width, end=end, side=owner.side, logits=logits)
+        given = np.zeros(width, np.int64)
+        given[: len(tokens)] = tokens
+        self._memory.write(step.given.address, np.array([end], np.int64))
+        self._memory.write(step.tokens, given)
+        if self.rotary.has_positions:
+            self._memory.write(step.positions, np.arange(owner.rope_position, owner.rope_position + width))
+        return step
+
+    def has_run_several(self, owner: Holder, count: int) -> bool:
+        """Whether a run of exactly that many tokens of one is there to be replayed."""
+        end = owner.position + count
+        shape = Shape(self.table.slot(owner), 1, count, self.steps.length(end), owner.side)
+        return count > 1 and end <= self.capacity and self.steps.has_run(shape)
 
     def close(self) -> None:
         self._forget()
@@ -242,32 +230,6 @@ class KvPool:
         And states: those of the other side, which are what the one that waits goes on from once the next step is over.
         """
         return not self.states.regions and owner.position < self.capacity
-
-    def _step(self, width: int, end: int, side: int) -> Step:
-        length = self._length(end)
-        if (width, length, side) not in self._steps:
-            engine, size = self._engine, width * (length + 2) * _ITEM
-            given, binding = DeviceBlock(self._memory, size), self._bound(0, width, side)
-            self._memory.zero(given.address, size)
-            binding.bind_input("attention_mask", *engine.where, np.int64, (width, length), given.address)
-            binding.bind_input("input_ids", *engine.where, np.int64, (width, 1), given.address + width * length * _ITEM)
-            binding.bind_ortvalue_input("logits_from", self._last)
-            shape = (width, 1, self._vocabulary)
-            binding.bind_output("logits", *engine.where, engine.dtype, shape, self._logits.address)
-            graph_id = next(engine.graph_ids)
-            options, not_waiting = engine.replaying(graph_id), engine.replaying(graph_id)
-            not_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
-            step = Step(given, width, length, binding, options, not_waiting, graph_id)
-            self.rotary.bind_steps(binding, length, step.positions, width)
-            self._steps[width, length, side] = step
-        return self._steps[width, length, side]
-
-    def _length(self, end: int) -> int:
-        """Of the mask of steps after which at most that many tokens are held."""
-        length = SHORTEST
-        while length < end:
-            length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
-        return min(length, self.capacity)
 
     def _bound(self, slot: int, rows: int, side: int, session: ort.InferenceSession | None = None) -> ort.IOBinding:
         """A binding whose past and present are the same slots, from that one on, and of states the two sides.
@@ -313,8 +275,6 @@ class KvPool:
             self._forget()
 
     def _forget(self) -> None:
-        """Forgets what was captured, which would stay as long as the engine, at addresses of before."""
-        for step in self._steps.values():
-            self._engine.session.release_captured_graph(step.graph_id)
-        self._steps.clear()
+        """Forgets what is bound and captured at addresses of before."""
+        self.steps.forget()
         self._several.clear()

@@ -33,6 +33,11 @@ class RecurrentSlot(ResidentSession):
         self._memory, self._lock, self._device = engine.memory, engine.lock, engine.device
         self._bytes = state_bytes(engine.session)
 
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        if self.pool.has_run_several(self, len(tokens)):  # as behind a rewind, where drafts were verified before
+            return self.feed_rows(tokens)[-1]
+        return super().feed(tokens)
+
     def states(self) -> DeviceBlock:
         """Copies, on the device."""
         with self._lock, device_errors(self._device):

@@ -50,12 +50,12 @@ class RotaryInputs:
             self._tables = self._written(tables(rope, capacity), 0)
             self._positions = DeviceBlock(engine.memory, _ITEM * capacity)  # of a prompt
 
-    def bind_steps(self, binding: ort.IOBinding, rows: int, positions: int, width: int) -> None:
-        """Binds what captured steps read. rows: of the tables; positions: where those of the tokens are."""
+    def bind_steps(self, binding: ort.IOBinding, rows: int, positions: int, shape: tuple[int, int]) -> None:
+        """Binds what captured steps read. rows: of the tables; positions: where those of the tokens [B, T] are."""
         if self.has_tables:
             self._bind(binding, self._tables, rows)
         if self.has_positions:
-            binding.bind_input(POSITION_IDS, *self._engine.where, np.int64, (width, 1), positions)
+            binding.bind_input(POSITION_IDS, *self._engine.where, np.int64, shape, positions)
 
     def bind_prompt(
         self, binding: ort.IOBinding, start: int, stop: int, places: ImagePlaces | None, *, sequences: int = 1

@@ -35,6 +35,7 @@ from embedllm.backends.gpu.webgpu_vision import with_plain_attention
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import (
     HEAVY,
+    WEIGHTS_FOLDER,
     check_assignments,
     device_errors,
     first_line,
@@ -62,7 +63,6 @@ ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" make
 CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 _HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState"}
 _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (docs/webgpu.md#capture); captured ones
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
@@ -197,7 +197,7 @@ class WebGpuEngine:
         attends = _attends_to_many()
         if attends and not has_windows:
             return start(path, options)
-        options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(file.parent))
+        options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(file.parent))
         return start(with_plain_attention(file, vision.hidden, masked_only=attends), options)
 
     def _start_copier(self) -> KvCopier | None:
@@ -221,7 +221,7 @@ class WebGpuEngine:
             model = with_next_token(path, self.package.decoder.vocabulary)
             options = recording_options()
             options.enable_mem_pattern = False  # capturing takes no others
-            options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
+            options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
             self._session = start(model, options, {"enableGraphCapture": "1"})
             self._warm_up()
             self._check_steps()

@@ -19,6 +19,7 @@ from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.batch import MAX_BATCH, Batch
 from embedllm.backends.ort.runtime import (
     RECORDS_ASSIGNMENTS,
+    WEIGHTS_FOLDER,
     check_assignments,
     load_errors,
     ort,
@@ -58,7 +59,6 @@ _HIDDEN_ROWS |= {FUSED[name].name: rows for name, rows in _HIDDEN_ROWS.items() i
 _WITH_QMOE = {QMOE.name, *(variant.name for variant in FUSED.values())}
 _FIRST_QMOE = (1, 32)  # whose QMoE multiplies by packed experts on the CPU; before, it unpacked them at every step
 _PAST = "past_key_values."
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 _TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -214,13 +214,13 @@ class OrtEngine:
             model: str | bytes = os.fspath(path)
             if weights_folder is not None:
                 model = path.read_bytes()  # of a file, its own folder is that of the weights
-                options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(weights_folder))
+                options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(weights_folder))
             if self.adapts:
                 with needs("onnx", "LoRA adapters on the CPU"):
                     from embedllm.backends.ort.lora import with_adapters
 
                 model = with_adapters(path, self.package.decoder)
-                options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
+                options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         options.add_session_config_entry(RECORDS_ASSIGNMENTS, "1")
         attachment.add(options)
@@ -228,7 +228,7 @@ class OrtEngine:
         if own is None:
             return ort.InferenceSession(os.fspath(path), options, enable_fallback=0)
         self.only_last = True
-        options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
+        options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
         return ort.InferenceSession(own, options, enable_fallback=0)
 
     def image_session(self) -> ort.InferenceSession:

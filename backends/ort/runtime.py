@@ -19,6 +19,7 @@ if not hasattr(ort, "InferenceSession"):  # a folder that one build left when it
     raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it again")
 
 RECORDS_ASSIGNMENTS = "session.record_ep_graph_assignment_info"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 # operators of our graphs that do the work: none of them may be left to the CPU
 HEAVY = frozenset({"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
                    "SkipSimplifiedLayerNormalization"})  # fmt: skip

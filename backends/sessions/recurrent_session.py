@@ -10,10 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from embedllm.backends.base import Engine, FeedsAll, Foresees, GivesHidden, Interruptible, Session, TakesAdapters
+from embedllm.backends.base import (
+    Engine,
+    FeedsAll,
+    FeedsRows,
+    Foresees,
+    GivesHidden,
+    Interruptible,
+    Session,
+    TakesAdapters,
+)
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.images import images_of
 from embedllm.package.recurrent_state import state_bytes
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from embedllm.backends.base import HiddenRows
@@ -68,6 +78,11 @@ class StatefulSession(Generic[S]):
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         return self._fed(tokens, self._plain.feed_all)[-len(tokens) :]
+
+    def feed_rows(self, tokens: Sequence[int]) -> Sequence[Logits]:
+        if isinstance(self._plain, FeedsRows):
+            return self._fed(tokens, self._plain.feed_rows)[-len(tokens) :]
+        return [NumpyLogits(row) for row in self.feed_all(tokens)]
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)

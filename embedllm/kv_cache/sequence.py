@@ -10,6 +10,7 @@ from embedllm.backends.base import (
     Engine,
     FeedsAll,
     FeedsAsync,
+    FeedsRows,
     Foresees,
     Forgets,
     Interrupted,
@@ -95,15 +96,18 @@ class CachedSequence:
         self.tokens += tokens
         return logits
 
-    def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
+    def feed_all(self, tokens: Sequence[int]) -> Sequence[Logits]:
         """As feed, in a session that FeedsAll; the logits after each token."""
         from embedllm.sampling.numpy_logits import NumpyLogits  # numpy
 
         self.prepare(len(tokens))
-        assert isinstance(self.session, FeedsAll)
-        rows = self.session.feed_all(tokens)
+        if isinstance(self.session, FeedsRows):
+            rows = self.session.feed_rows(tokens)
+        else:
+            assert isinstance(self.session, FeedsAll)
+            rows = [NumpyLogits(row) for row in self.session.feed_all(tokens)]  # views
         self.tokens += tokens
-        return [NumpyLogits(row) for row in rows]  # views
+        return rows
 
     async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
         self.prepare(len(tokens))

@@ -22,6 +22,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _MOST = 2**63  # values of a tensor
 _FLOAT_BYTES = 4
 _EXTERNAL = 1  # the value of TensorProto.data_location
+_DECLARED_1, _UNDECLARED = b"\x08\x01", b"\x12\x00"  # a Dimension: a value of 1, an empty name; of one length
 Span: TypeAlias = tuple[int, int]  # of bytes of the file
 _Fields: TypeAlias = "Iterator[tuple[int, int, Span]]"  # number, the value of a varint, where bytes lie
 
@@ -129,6 +130,16 @@ def read_outline(path: Path) -> Outline:
         raise PackageError(f"'{path}' is no ONNX model that can be read: {error}. Fetch the file again.") from error
 
 
+def with_any_size(data: bytes, output: str, axis: int) -> bytes:
+    """The same graph, where the size of an output along an axis, declared as 1, is not declared.
+
+    ONNX Runtime refuses to write more into a buffer than is declared, though the graph computes it. As it was where
+    another size is declared or none. Raises ValueError for what is no ONNX file.
+    """
+    at = _Reader(data).dimension_of(output, axis)
+    return data if at is None or data[slice(*at)] != _DECLARED_1 else data[: at[0]] + _UNDECLARED + data[at[1] :]
+
+
 def _signed(value: int) -> int:
     """An int64 of the varint that it is written as."""
     return value - 2**64 if value >= 2**63 else value
@@ -137,7 +148,7 @@ def _signed(value: int) -> int:
 class _Reader:
     """Messages of protocol buffers in a mapped file. Raises ValueError for lengths that lead out of their message."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
 
     def outline(self) -> Outline:
@@ -180,6 +191,16 @@ class _Reader:
             stored=stored,
             widths=widths,
         )
+
+    def dimension_of(self, output: str, axis: int) -> Span | None:
+        """Where the size of an output along an axis lies; None: it declares no such one."""
+        path = (_Model.GRAPH, _Graph.OUTPUT, _Value.TYPE, _Type.TENSOR_TYPE, _Type.SHAPE, _Shape.DIM)
+        spans: list[Span] = [(0, len(self._data))]
+        for number in path:
+            spans = [part for span in spans for each, _, part in self._fields(span) if each == number]
+            if number == _Graph.OUTPUT:
+                spans = [span for span in spans if self._declared(span).name == output]
+        return spans[axis] if axis < len(spans) else None
 
     def _node(self, span: Span, graphs: list[Span]) -> Node:
         """graphs: takes those that it holds."""

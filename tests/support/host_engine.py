@@ -32,8 +32,8 @@ class HostEngine(ResidentEngine):
 
     reduces = True
 
-    def start(self, path: str, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
     def open_memory(self) -> HostMemory:
         return HostMemory()

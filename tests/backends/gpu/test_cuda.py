@@ -511,7 +511,7 @@ def test_a_run_that_fails_leaves_all_sequences_where_they_were(
         raise RuntimeError("lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(CudaEngine, "_run", lost)
+        patched.setattr(CudaEngine, "run_step", lost)
         with pytest.raises(DeviceError, match="'cuda' failed: lost"):
             demo.run_batch([BatchRow(session, [7]) for session in sessions])
     assert [session.position for session in sessions] == [20, 21, 22]
@@ -541,13 +541,13 @@ def test_threads_get_the_replies_that_they_would_get_alone() -> None:
 def test_a_warm_engine_captures_nothing_for_the_first_sequence(tiny_package: Callable[..., Path]) -> None:
     opened = engine(open_package(tiny_package("qwen3", Recipe())))
     opened.warm_up()
-    steps = dict(opened.pool(1)._steps)
+    steps = list(opened.pool(1).steps)
     session = opened.open()
     logits = session.feed(list(range(3, 40)))
     for _ in range(5):
         logits = session.feed(logits.top(1).tokens)
-    assert opened.pool(1)._steps == steps
-    assert all(step.has_run for step in steps.values())
+    assert list(opened.pool(1).steps) == steps
+    assert all(step.has_run for step in steps)
     session.close()
     opened.close()
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedllm.backends.base import BatchRow, Device, Interrupted, MovesStored, RunsBatches, WarmsUp, max_batch
-from embedllm.backends.gpu import io_binding_engine, kv_pool
+from embedllm.backends.gpu import io_binding_engine, kv_pool, kv_steps
 from embedllm.backends.gpu.device_logits import HEADS, LISTED, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceMemory
 from embedllm.backends.gpu.io_binding_session import ResidentSession
@@ -44,7 +44,7 @@ def package(tiny_package: Callable[..., Path]) -> Package:
 @pytest.fixture
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
     monkeypatch.setattr(io_binding_engine, "check_assignments", lambda *_: None)  # the CPU is the device here
-    for module in (io_binding_engine, kv_pool):
+    for module in (io_binding_engine, kv_steps):
         monkeypatch.setattr(module, "SHORTEST", 16)
     opened = open_host(package, "generic-float32")
     yield opened
@@ -78,7 +78,7 @@ def test_a_session_grows_in_steps_and_keeps_what_it_holds(engine: HostEngine) ->
 def test_a_step_sees_little_more_than_what_is_held(engine: HostEngine) -> None:
     """And there are few of them, as each is captured."""
     pool = engine.pool(engine.context)
-    assert [pool._length(end) for end in (1, 16, 17, 33, 100, 127, 128)] == [16, 16, 24, 48, 128, 128, 128]
+    assert [pool.steps.length(end) for end in (1, 16, 17, 33, 100, 127, 128)] == [16, 16, 24, 48, 128, 128, 128]
 
 
 def test_the_slot_of_a_closed_session_goes_to_the_next(engine: HostEngine) -> None:
@@ -137,7 +137,9 @@ def test_logits_are_gone_with_the_next_step_or_the_end(engine: HostEngine) -> No
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     actions=st.lists(
-        st.sampled_from(["greedy", "greedy", "greedy", "greedy", "other", "list", "row", "rewind", "prompt", "state"]),
+        st.sampled_from(
+            ["greedy", "greedy", "greedy", "greedy", "other", "list", "row", "rewind", "prompt", "state", "drafts"]
+        ),
         min_size=5,
         max_size=40,
     ),
@@ -146,7 +148,8 @@ def test_logits_are_gone_with_the_next_step_or_the_end(engine: HostEngine) -> No
 def test_steps_that_run_ahead_change_nothing(
     engine: HostEngine, package: Package, actions: list[str], seed: int
 ) -> None:
-    """Against a session of the CPU that is fed the same tokens."""
+    """Against a session of the CPU that is fed the same tokens; nor do runs that verify drafts."""
+    engine.captures = True
     graph = package.graph("generic-float32")
     assert graph is not None
     random = np.random.default_rng(seed)
@@ -170,6 +173,13 @@ def test_steps_that_run_ahead_change_nothing(
             found, expected = fed([int(random.integers(VOCABULARY))])
         elif action == "prompt":
             found, expected = fed(random.integers(0, VOCABULARY, 4).tolist())
+        elif action == "drafts":
+            drafts = random.integers(0, VOCABULARY, int(random.integers(2, 6))).tolist()
+            rows, right = session.feed_rows(drafts), plain.feed_all(drafts)
+            place = int(random.integers(len(drafts)))
+            for one in (session, plain):
+                one.rewind(one.position - len(drafts) + place + 1)
+            found, expected = rows[place], NumpyLogits(right[place])
         elif action == "list":
             found.top(1)
             assert found.top(9).tokens == expected.top(9).tokens

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embedllm.backends.base import BatchRow, Interrupted, MovesState, ReadsPrompts, RunsBatches
-from embedllm.backends.gpu import cuda_recurrent, io_binding_engine, kv_pool
+from embedllm.backends.gpu import cuda_recurrent, io_binding_engine, kv_steps
 from embedllm.backends.gpu.cuda_recurrent import why_not_captured
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
 from embedllm.backends.gpu.state_pool import state_bytes, states_of
@@ -42,7 +42,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(io_binding_engine, "check_assignments", lambda *_: None)  # the CPU is the device here
-    for module in (io_binding_engine, kv_pool):
+    for module in (io_binding_engine, kv_steps):
         monkeypatch.setattr(module, "SHORTEST", 16)
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_fails_leaves_all_where_they_were(engine: RecurrentEngine, mo
         def fail(*_: object) -> None:
             raise DeviceError("no more")
 
-        patched.setattr(engine.slots, "_run", fail)
+        patched.setattr(engine.slots, "run_step", fail)
         with pytest.raises(DeviceError, match="no more"):
             engine.run_batch([BatchRow(first, [5]), BatchRow(second, [5])])
     assert (first.position, second.position) == (11, 9)
@@ -243,8 +243,8 @@ def test_prompts_are_read_one_by_one_and_nothing_of_a_sequence_is_given_away(eng
 def test_a_warm_engine_has_a_step_of_each_side(engine: RecurrentEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.warm_up()
     pool = engine.slots.pool(0)
-    assert {(width, side) for width, _, side in pool._steps} == {(1, 0), (1, 1)}
-    assert all(step.has_run for step in pool._steps.values())
+    assert {(step.shape.rows, step.shape.side) for step in pool.steps} == {(1, 0), (1, 1)}
+    assert all(step.has_run for step in pool.steps)
 
 
 def test_steps_that_are_as_good_as_their_kernels_are_captured(engine: RecurrentEngine) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embedllm.backends.base import BatchRow
-from embedllm.backends.gpu import io_binding_engine, kv_pool
+from embedllm.backends.gpu import io_binding_engine, kv_steps
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
 from embedllm.backends.images import images_of, place_images
 from embedllm.errors import DeviceError
@@ -43,7 +43,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecurrentEngine]:
     make_host_the_device(monkeypatch)
-    for module in (io_binding_engine, kv_pool):
+    for module in (io_binding_engine, kv_steps):
         monkeypatch.setattr(module, "SHORTEST", 16)
     opened = RecurrentEngine(open_host(open_package(folder)))
     images = images_of(opened)
