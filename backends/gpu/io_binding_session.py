@@ -242,6 +242,9 @@ class ResidentSession:
         self.fed += 1
         self._imported, self._inputs = None, ()
 
+    def save_states(self) -> None:
+        """See recurrent_engine.py; other models have none."""
+
     def advance(self, token: int) -> None:
         """Notes that a step has appended one."""
         self.greedy = self.greedy + 1 if token == self.best else 0

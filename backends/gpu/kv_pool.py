@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_slots import SlotTable, padded_width, runs
-from embedllm.backends.gpu.kv_steps import Shape, Step, StepEngine, Steps
+from embedllm.backends.gpu.kv_steps import Step, StepEngine, Steps
 from embedllm.backends.gpu.rotary_inputs import RotaryInputs
 from embedllm.backends.gpu.state_pool import SIDES, StatePool, state_bytes
 from embedllm.backends.ort.runtime import ort
@@ -46,6 +46,10 @@ class Holder(Protocol):
     @property
     def rope_position(self) -> int:
         """Where the next one stands: its row of the rotary tables."""
+        ...
+
+    def save_states(self) -> None:
+        """Copies states of before that lie in its slot yet: its newest ones are about to be moved."""
         ...
 
 
@@ -159,6 +163,9 @@ class KvPool:
         if width > self._mapped and self._has_room(width):
             self._map(width)
         width = min(width, max(self._mapped, len(rows)))
+        if len(self.table) > len(rows) or any(self.table.slot(owner) >= width for owner in rows):
+            for owner in filter(None, self.table.owners(len(self.table))):  # some are moved
+                owner.save_states()
         moves = self.table.arrange(rows, width, may_wait=self._may_wait)
         try:
             self._map(max((move.to + 1 for move in moves), default=0))
@@ -172,6 +179,7 @@ class KvPool:
         side = rows[0].side
         for owner in rows:
             if owner.side != side:
+                owner.save_states()
                 slot = self.table.slot(owner)
                 self.states.copy(slot, side, self.states, slot, owner.side)
                 owner.side = side
@@ -212,12 +220,6 @@ class KvPool:
         if self.rotary.has_positions:
             self._memory.write(step.positions, np.arange(owner.rope_position, owner.rope_position + width))
         return step
-
-    def has_run_several(self, owner: Holder, count: int) -> bool:
-        """Whether a run of exactly that many tokens of one is there to be replayed."""
-        end = owner.position + count
-        shape = Shape(self.table.slot(owner), 1, count, self.steps.length(end), owner.side)
-        return count > 1 and end <= self.capacity and self.steps.has_run(shape)
 
     def close(self) -> None:
         self._forget()

@@ -93,10 +93,6 @@ class Steps:
             self._steps[shape] = self._made(shape, logits)
         return self._steps[shape]
 
-    def has_run(self, shape: Shape) -> bool:
-        step = self._steps.get(shape)
-        return step is not None and step.has_run
-
     def length(self, end: int) -> int:
         """Of the mask of steps after which at most that many tokens are held."""
         length = SHORTEST

@@ -7,6 +7,7 @@ Wraps the sessions of io_binding_engine.py, which hold the states of their newes
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
+from weakref import ref
 
 from embedllm.backends.base import BatchRow
 from embedllm.backends.checks import check_tokens
@@ -25,37 +26,76 @@ if TYPE_CHECKING:
     from embedllm.types import Logits
 
 
+class SlotStates:
+    """States that a slot has had: they lie on that side of it until a run is about to write there, then in a block."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+        self.block: DeviceBlock | None = None
+
+
 class RecurrentSlot(ResidentSession):
     """A session whose rewind leaves its states as they are, but for one to the beginning."""
 
     def __init__(self, engine: ResidentEngine, capacity: int) -> None:
-        super().__init__(engine, capacity)
         self._memory, self._lock, self._device = engine.memory, engine.lock, engine.device
         self._bytes = state_bytes(engine.session)
+        self._in_place: list[ref[SlotStates]] = []  # those that lie in the slot yet
+        super().__init__(engine, capacity)
+
+    @property
+    def can_step(self) -> bool:
+        """Not where that writes over states of before."""
+        return super().can_step and not any(kept() for kept in self._in_place)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        if self.pool.has_run_several(self, len(tokens)):  # as behind a rewind, where drafts were verified before
+        if self._engine.several.is_used and self._engine.several.width(self, tokens):  # behind drafts that were wrong
             return self.feed_rows(tokens)[-1]
         return super().feed(tokens)
 
-    def states(self) -> DeviceBlock:
-        """Copies, on the device."""
-        with self._lock, device_errors(self._device):
-            block = DeviceBlock(self._memory, self._bytes)
-            self.pool.states.save(block.address, self.pool.table.slot(self), self.side)
-        return block
+    def states(self) -> SlotStates:
+        """Those of now. They are copied once a run writes over them."""
+        kept = SlotStates(self.side)
+        self._in_place.append(ref(kept))
+        return kept
 
-    def set_states(self, states: DeviceBlock) -> None:
-        with self._lock, device_errors(self._device):
-            self.pool.states.restore(states.address, self.pool.table.slot(self), self.side)
-            self.version += 1
+    def set_states(self, states: SlotStates) -> None:
+        if states.block is None:
+            self.side = states.side
+        else:
+            with self._lock, device_errors(self._device):
+                self.pool.states.restore(states.block.address, self.pool.table.slot(self), self.side)
+        self.version += 1
+
+    def save_states(self) -> None:
+        for kept in self._in_place:
+            if (states := kept()) is not None:
+                self._save(states)
+        self._in_place.clear()
 
     def adapt(self, adapter: Adapter | None) -> None:
         if adapter is not None:
             raise ValueError("this device takes no adapters.")
 
+    def _reserve(self, tokens: int) -> None:
+        """Before any run, which writes on the other side than it reads from."""
+        kept, self._in_place = self._in_place, []
+        for each in kept:
+            if (states := each()) is None:
+                continue
+            if states.side == self.side:
+                self._in_place.append(each)
+            else:
+                self._save(states)
+        super()._reserve(tokens)
 
-Stateful: TypeAlias = StatefulSession[DeviceBlock]
+    def _save(self, states: SlotStates) -> None:
+        with self._lock, device_errors(self._device):
+            states.block = DeviceBlock(self._memory, self._bytes)
+            self.pool.states.save(states.block.address, self.pool.table.slot(self), states.side)
+
+
+Stateful: TypeAlias = StatefulSession[SlotStates]
 
 
 class RecurrentEngine:

@@ -80,6 +80,11 @@ class SeveralTokens:
         self._board: LogitsBoard | None = None  # made with the first run: drafts are not for everybody
         self._is_right: dict[int, bool] = {}  # by the number of tokens: whether captured runs give what kernels do
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there was such a run."""
+        return self._board is not None
+
     def width(self, session: SeveralSession, tokens: Sequence[int]) -> int:
         """How many tokens the captured run of these has; 0: they are to be fed kernel by kernel."""
         count = len(tokens)

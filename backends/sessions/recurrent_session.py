@@ -1,8 +1,9 @@
 """A sequence of a recurrent model, which is rewound by going back to a copy of its states and feeding on from there.
 
 Some layers of such a model keep a state of fixed size that each token changes, so that an earlier one cannot be told
-from a later one. Copies are made where a feed of several tokens begins or has ended; between two of them the tokens
-from the earlier one on are fed again, together with the next feed (docs/concepts.md#recurrent-models).
+from a later one. Copies are made where a feed of several tokens begins or has ended, and for drafts, until these are
+accepted; between two copies the tokens from the earlier one on are fed again, together with the next feed
+(docs/concepts.md#recurrent-models).
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class StatefulSession(Generic[S]):
         self._tokens: list[int] = []
         self._copies: dict[int, S] = {}  # by position
         self._most = max(1, min(_MOST, _MOST_BYTES // state_bytes(engine.package.decoder)))
-        self._was_many = False  # the last feed
+        self._was_many = False  # the last feed, which was no draft
+        self._draft: int | None = None  # the copy to go back to when drafts are rejected
 
     @property
     def capacity(self) -> int:
@@ -80,9 +82,10 @@ class StatefulSession(Generic[S]):
         return self._fed(tokens, self._plain.feed_all)[-len(tokens) :]
 
     def feed_rows(self, tokens: Sequence[int]) -> Sequence[Logits]:
-        if isinstance(self._plain, FeedsRows):
-            return self._fed(tokens, self._plain.feed_rows)[-len(tokens) :]
-        return [NumpyLogits(row) for row in self.feed_all(tokens)]
+        plain = self._plain
+        if isinstance(plain, FeedsRows):
+            return self._fed(tokens, plain.feed_rows, are_drafts=True)[-len(tokens) :]
+        return [NumpyLogits(row) for row in self._fed(tokens, plain.feed_all, are_drafts=True)[-len(tokens) :]]
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -123,7 +126,7 @@ class StatefulSession(Generic[S]):
         self._tokens.append(token)
         self.position = self._plain.position
 
-    def _fed(self, tokens: Sequence[int], feed: Callable[[Sequence[int]], T]) -> T:
+    def _fed(self, tokens: Sequence[int], feed: Callable[[Sequence[int]], T], *, are_drafts: bool = False) -> T:
         """Appends tokens, behind those that a rewind has left to be fed again."""
         engine, plain = self._engine, self._plain
         vocabulary = engine.package.decoder.vocabulary
@@ -134,7 +137,7 @@ class StatefulSession(Generic[S]):
                 self._note(many=True)
                 plain.feed(self._tokens[plain.position : min(plain.position + engine.chunk, self.position)])
             again = self._tokens[plain.position :]
-            self._note(many=len(again) + len(tokens) > 1)
+            self._note(many=len(again) + len(tokens) > 1, are_drafts=are_drafts)
             result = feed([*again, *tokens])
         except BaseException:
             self._go_back()  # what a feed that was stopped has made of the states nobody knows
@@ -143,16 +146,20 @@ class StatefulSession(Generic[S]):
         self.position = plain.position
         return result
 
-    def _note(self, *, many: bool) -> None:
+    def _note(self, *, many: bool, are_drafts: bool = False) -> None:
         """Copies the states before a feed of several tokens, and before the one that follows such a feed."""
         at = self._plain.position
+        if self._draft is not None and self._draft != at:
+            self._copies.pop(self._draft, None)
+            self._draft = None
         if at and (many or self._was_many) and at not in self._copies:
+            self._draft = at if are_drafts else None
             self._copies[at] = self._plain.states()
             if len(self._copies) > self._most:
                 places = [0, *self._copies]  # the newest stays, and of the others those that lie far apart
                 gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
                 del self._copies[min(gaps, key=gaps.__getitem__)]
-        self._was_many = many
+        self._was_many = many and not are_drafts
 
     def _go_back(self) -> None:
         """To the last copy, or to the beginning."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from embedllm.backends.base import BatchRow, Session
 from embedllm.backends.devices import registry
 from embedllm.backends.gpu import cuda, several_tokens
 from embedllm.backends.gpu.cuda import CudaEngine
@@ -23,6 +24,7 @@ from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import ContextFull
 from embedllm.export import Recipe, convert
 from embedllm.package.package import Package, open_package
+from embedllm.types import Logits
 from tests.support.host_engine import HostEngine, make_host_the_device, open_host
 from tests.support.logits import values
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
@@ -159,27 +161,66 @@ def test_a_wrong_or_failing_capture_is_not_used(
     assert session.position == 12
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
-@given(drafts=st.lists(st.tuples(st.integers(2, 6), st.integers(0, 5)), min_size=1, max_size=6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(
+    drafts=st.lists(
+        st.tuples(st.integers(2, 6), st.integers(0, 5), st.sampled_from(["", "beside", "alone", "together"])),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_states_follow_the_drafts_that_were_right(
-    recurrent: RecurrentEngine, packages: dict[str, Package], drafts: list[tuple[int, int]]
+    recurrent: RecurrentEngine, packages: dict[str, Package], drafts: list[tuple[int, int, str]]
 ) -> None:
-    """Some tokens at a time, of which some are rewound; what is right is then fed again together with the next."""
+    """Some tokens at a time, of which some are rewound; what is right is then fed again together with the next.
+
+    Another sequence steps before the rewind, so that slots are moved; or both step together behind it.
+    """
     expected = ReferenceEngine(packages["lfm2"]).open().feed_all(TOKENS)
+    session, other = recurrent.open(64), recurrent.open(64)
+    assert isinstance(session, StatefulSession)
+    session.feed(TOKENS[:5])
+    other.feed(TOKENS[:3])
+
+    def check(found: Logits, place: int) -> None:
+        np.testing.assert_allclose(values(found), expected[place], atol=ATOL, rtol=0)
+
+    def step(*sessions: Session) -> None:
+        rows = [BatchRow(one, [TOKENS[one.position]]) for one in sessions]
+        places = [one.position for one in sessions]
+        for found, place in zip(recurrent.run_batch(rows), places, strict=True):
+            check(found, place)
+
+    for count, right, then in drafts:
+        start, kept = session.position, min(count, 1 + right)
+        rows = session.feed_rows(TOKENS[start : start + kept] + [7] * (count - kept))
+        check(rows[kept - 1], start + kept - 1)
+        if then == "beside":
+            step(other)
+        session.rewind(start + kept)
+        if then == "alone":
+            check(session.feed([TOKENS[session.position]]), session.position - 1)
+        elif then == "together":
+            step(session, other)
+    for one in (session, other):
+        one.close()
+
+
+def test_drafts_copy_no_states_where_a_sequence_runs_alone(
+    recurrent: RecurrentEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = recurrent.open(64)
     assert isinstance(session, StatefulSession)
     session.feed(TOKENS[:5])
-    for count, right in drafts:
+    session.feed(TOKENS[5:6])
+    session.feed(TOKENS[6:7])  # what was before the prompt's first step is copied
+    saved: list[int] = []
+    monkeypatch.setattr(recurrent.slots.pool(64).states, "save", lambda *place: saved.append(place[-1]))
+    for kept in (1, 3, 2, 3, 1):
         start = session.position
-        tokens = TOKENS[start : start + min(count, 1 + right)] + [7] * (count - 1 - right)
-        rows = session.feed_rows(tokens)
-        kept = min(count, 1 + right)
-        np.testing.assert_allclose(values(rows[kept - 1]), expected[start + kept - 1], atol=ATOL, rtol=0)
+        session.feed_rows(TOKENS[start : start + 3])
         session.rewind(start + kept)
-        if kept % 2:
-            start = session.position
-            np.testing.assert_allclose(values(session.feed([TOKENS[start]])), expected[start], atol=ATOL, rtol=0)
-    session.close()
+    assert saved == []
 
 
 def test_tokens_behind_a_rewind_are_fed_by_a_run_that_is_there(recurrent: RecurrentEngine) -> None:
