@@ -344,11 +344,15 @@ class Runner:
                     draft = held.enter_context(self.draft.draft_sequence(used, request.prompt, cancel))
                 uses_lookup = request.speculate != "draft"
                 proposer = Speculator(text, self._experience, draft=draft, uses_lookup=uses_lookup,
-                                       room=used.room)  # fmt: skip
+                                      room=used.room, together=partial(self._stepping_with, used))  # fmt: skip
             else:
                 used.foresee(generation.sampler.draws)
                 held.callback(used.foresee, None)
             yield used, pieces, generation, proposer
+
+    def _stepping_with(self, sequence: CachedSequence) -> int:
+        """How many requests step in one run with that sequence's."""
+        return max(1, self.scheduler.active()) if sequence.batches is not None else 1
 
     def _speculates(self, request: Request) -> bool:
         """Whether to use speculative decoding.

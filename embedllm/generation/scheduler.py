@@ -142,13 +142,13 @@ class Scheduler:
             job.outbox.end(ValueError("this model was closed"))
             return
         new = sum(other.is_rejectable for other in self.waiting)
-        free = max(0, self.max_running - self._active())  # for as many that wait, where there is memory
+        free = max(0, self.max_running - self.active())  # for as many that wait, where there is memory
         if job.is_rejectable and new >= self.max_waiting + free:
             message = (
-                f"the queue is full: {self._active()} requests run and {new} wait. Try again later, or load the model "
+                f"the queue is full: {self.active()} requests run and {new} wait. Try again later, or load the model "
                 "with larger max_sequences and max_waiting."
             )
-            job.outbox.end(Busy(message, running=self._active(), waiting=new))
+            job.outbox.end(Busy(message, running=self.active(), waiting=new))
             return
         insort(self.waiting, job, key=lambda one: one.rank)
 
@@ -210,7 +210,8 @@ class Scheduler:
             for job in self.running:
                 job.outbox.flush()
 
-    def _active(self) -> int:
+    def active(self) -> int:
+        """Requests that go on with the next iteration."""
         return sum(job.is_active for job in self.running)
 
     def _end_cancelled(self) -> bool:
@@ -228,9 +229,9 @@ class Scheduler:
         return bool(ended)
 
     def _admit(self) -> None:
-        while self.waiting and self._active() < self.max_running:
+        while self.waiting and self.active() < self.max_running:
             job = next((job for job in self.waiting if not (job.outbox.is_full or self._awaits_prefix(job))), None)
-            if job is None or (self._active() and not self._pool.make_room(job.tokens, job.sequence)):
+            if job is None or (self.active() and not self._pool.make_room(job.tokens, job.sequence)):
                 return
             self.waiting.remove(job)
             self.running.append(job)
@@ -270,7 +271,7 @@ class Scheduler:
             able = [job for job in reversed(self.running) if job.can_wait]
             paused = [job for job in able if job.outbox.is_full]
             active = [job for job in able if not job.outbox.is_full]
-            if not (victims := [*paused, *active[: self._active() - 1]]):
+            if not (victims := [*paused, *active[: self.active() - 1]]):
                 return
             last = victims[0]
             assert last.sequence is not None  # it can wait

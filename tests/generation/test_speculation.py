@@ -79,6 +79,19 @@ def test_nothing_is_proposed_before_the_engine_was_clocked() -> None:
     assert proposed(speculation) == ()
 
 
+@pytest.mark.parametrize(("together", "each", "is_worth_it"), [
+    (1, 0.05, True), (4, 0.05, True), (8, 0.05, False), (32, 0.05, False), (2, 0.2, True), (8, 0.5, False),
+])  # fmt: skip
+def test_drafts_give_more_than_a_run_with_other_requests_or_are_not_made(
+    together: int, each: float, is_worth_it: bool
+) -> None:
+    text, experience = list(range(100, 160)), known(each)
+    experience.balance = 2.0
+    speculation = Speculator([*text, *text[:39]], experience, together=lambda: together)
+    speculation.note(text[39])
+    assert bool(proposed(speculation)) == is_worth_it
+
+
 @pytest.mark.parametrize("each", [0.05, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_guesses_that_are_always_wrong_cost_less_than_3_percent(each: float, is_known: bool) -> None:

@@ -19,6 +19,7 @@ from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import run
 from embedllm.generation.request import Request
+from embedllm.generation.speculation.speculator import Speculator
 from embedllm.kv_cache.sequence import CachedSequence
 from tests.generation.test_loop import PIECES, Guesses, Said, rule
 from tests.support.fakes import FakeLogits
@@ -79,6 +80,27 @@ def test_a_lookup_gives_the_plain_reply_and_so_does_the_awaited_one(llm: Model, 
     found = llm.generate(PROMPT, sampling, max_tokens=30, speculate="lookup")
     assert found.tokens == plain.tokens == tuple(tokens(asyncio.run(collected())))
     assert plain.statistics.drafted_tokens == 0
+
+
+def test_a_speculator_knows_how_many_requests_step_together(
+    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+
+    def propose(self: Speculator, most: int) -> tuple[()]:
+        seen.add(self._together())
+        return ()
+
+    monkeypatch.setattr(Speculator, "propose", propose)
+    with opened("cpu", tiny_package("llama")) as llm:
+        llm.generate(PROMPT, GREEDY, max_tokens=20, stop_tokens=(), speculate="lookup")
+        assert seen == {1}
+        llm.generate_batch([PROMPT] * 3, GREEDY, max_tokens=20, stop_tokens=(), speculate="lookup")
+        assert max(seen) == 3
+    with opened("reference", tiny_package("llama")) as llm:  # which steps one by one
+        seen.clear()
+        llm.generate_batch([PROMPT] * 3, GREEDY, max_tokens=20, stop_tokens=(), speculate="lookup")
+        assert seen == {1}
 
 
 @pytest.mark.usefixtures("free")

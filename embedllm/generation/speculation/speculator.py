@@ -108,16 +108,18 @@ class Speculator:
         draft: Draft | None = None,
         uses_lookup: bool = True,
         room: Callable[[], int | None] = lambda: None,
+        together: Callable[[], int] = lambda: 1,
     ) -> None:
         """experience: of the engine. uses_lookup: prompt lookup first, the draft model only where there is no match.
 
-        room: the most tokens that may be fed now; None: any number.
+        room: the most tokens that may be fed now; None: any number. together: how many requests step in one run, which
+        drafts leave: they are verified alone.
         """
         self._tokens: list[int] | None = list(prompt)  # until the lookup has them
         self._experience = experience
         self._costs = experience.costs
         self._draft = draft
-        self._room = room
+        self._room, self._together = room, together
         self._uses_lookup = uses_lookup
         self._lookup: PromptLookup | None = None
         self._pending: list[tuple[int, int]] = []  # of the draft: token and kind, until they are right or wrong
@@ -183,7 +185,8 @@ class Speculator:
         shares: the probability of each to be right, when those before it are. each: what making one costs.
         """
         costs, reach, expected = self._costs, 1.0, 1.0
-        best, value = 0, _MARGIN
+        together = self._together()  # a run of so many rows takes about what one of so many tokens does
+        best, value = 0, max(_MARGIN, together / costs.of(min(together, MAX_DRAFT_TOKENS + 1)))
         for count, share in enumerate(shares, start=1):
             reach *= share
             expected += reach
