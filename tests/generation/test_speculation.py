@@ -73,6 +73,18 @@ def test_a_copy_is_fed_in_ever_longer_steps() -> None:
     assert len(text) / cost(fed, 0.1) > 3
 
 
+def test_steps_with_other_requests_are_not_clocked() -> None:
+    experience, together = SpeculationStatistics(), 4
+    speculation = Speculator([1, 2, 3], experience, together=lambda: together)
+    for _ in range(5):
+        speculation.measure(DecodeStep(1, 1, STEP_S, STEP_S))
+    assert not experience.costs.is_known
+    together = 1
+    for _ in range(5):
+        speculation.measure(DecodeStep(1, 1, STEP_S, STEP_S))
+    assert experience.costs.step_s == STEP_S
+
+
 def test_nothing_is_proposed_before_the_engine_was_clocked() -> None:
     speculation = Speculator([1, 2, 3, 1, 2], SpeculationStatistics())
     speculation.note(3)

@@ -159,13 +159,15 @@ class Speculator:
         return (yield from self._draft_tokens(self._draft, most))
 
     def measure(self, step: DecodeStep) -> None:
-        costs = self._costs
-        costs.note(step.fed, step.feed_s, is_rewound=self._is_rewound)
+        costs, is_alone = self._costs, self._together() == 1
+        if is_alone:  # else the clock tells of other requests, too
+            costs.note(step.fed, step.feed_s, is_rewound=self._is_rewound)
         if costs.is_known:
             self._balance += _STAKE * step.chosen
             if step.fed > 1 or self._drafted or self._is_rewound:
                 expected = costs.of(step.fed) + self._drafted * costs.draft + self._is_rewound * costs.rewound
-                self._balance += step.chosen - costs.clipped(step.total_s - self._free_s, expected)
+                spent = costs.clipped(step.total_s - self._free_s, expected) if is_alone else expected
+                self._balance += step.chosen * self._undrafted() - spent
             self._experience.balance = self._balance
         self._is_rewound = step.chosen < step.fed
 
@@ -185,17 +187,22 @@ class Speculator:
         shares: the probability of each to be right, when those before it are. each: what making one costs.
         """
         costs, reach, expected = self._costs, 1.0, 1.0
-        together = self._together()  # a run of so many rows takes about what one of so many tokens does
-        best, value = 0, max(_MARGIN, together / costs.of(min(together, MAX_DRAFT_TOKENS + 1)))
+        undrafted = self._undrafted()
+        best, value = 0, _MARGIN / undrafted
         for count, share in enumerate(shares, start=1):
             reach *= share
             expected += reach
             cost = costs.of(count + 1) + count * each
-            if cost + costs.rewound - 1 > self._balance:
+            if cost + costs.rewound - undrafted > self._balance:
                 break
             if (gain := expected / (cost + (1 - reach) * costs.rewound)) > value:
                 best, value = count, gain
         return best, value
+
+    def _undrafted(self) -> float:
+        """What a token takes without drafts, in steps of one: a run of some rows takes about what so many tokens do."""
+        together = min(self._together(), MAX_DRAFT_TOKENS + 1)
+        return self._costs.of(together) / together
 
     def _draft_tokens(self, draft: Draft, most: int) -> FeedGenerator:
         most = min(most, draft.context - len(draft.tokens))
