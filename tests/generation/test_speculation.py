@@ -92,7 +92,7 @@ def test_nothing_is_proposed_before_the_engine_was_clocked() -> None:
 
 
 @pytest.mark.parametrize(("together", "each", "is_worth_it"), [
-    (1, 0.05, True), (4, 0.05, True), (8, 0.05, False), (32, 0.05, False), (2, 0.2, True), (8, 0.5, False),
+    (1, 0.2, True), (1, 0.02, True), (2, 0.02, True), (2, 0.2, False), (8, 0.02, False), (99, 0.02, False),
 ])  # fmt: skip
 def test_drafts_give_more_than_a_run_with_other_requests_or_are_not_made(
     together: int, each: float, is_worth_it: bool

@@ -28,6 +28,7 @@ MAX_DRAFT_TOKENS = 31  # per step
 # what earlier replies have won no more than _BROUGHT steps. So all replies of a model together lose less than 3 %.
 _STAKE, _BROUGHT = 0.01, 2.0
 _MARGIN = 1.03  # less of a gain is in the noise of the clock
+_MARGIN_BESIDE = 2.0  # beside other requests, whose steps have to wait, and are not run ahead (docs/cuda.md)
 _FIFTHS = 5
 
 
@@ -188,7 +189,7 @@ class Speculator:
         """
         costs, reach, expected = self._costs, 1.0, 1.0
         undrafted = self._undrafted()
-        best, value = 0, _MARGIN / undrafted
+        best, value = 0, (_MARGIN if undrafted == 1 else _MARGIN_BESIDE) / undrafted
         for count, share in enumerate(shares, start=1):
             reach *= share
             expected += reach
