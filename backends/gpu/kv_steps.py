@@ -77,7 +77,7 @@ class Steps:
     """Those of one pool."""
 
     def __init__(self, engine: StepEngine, bind: Bind, rotary: RotaryInputs, *, capacity: int, vocabulary: int) -> None:
-        """bind: what a run of a slot, so many rows, and that side of the states has for its KV."""
+        """bind: what a run of a slot, a number of rows and a side of the states has for its KV."""
         self._engine, self._bind, self._rotary = engine, bind, rotary
         self._capacity, self._vocabulary = capacity, vocabulary
         self._last, self._all = (ort.OrtValue.ortvalue_from_numpy(np.array([at], np.int64)) for at in (-1, 0))

@@ -17,7 +17,7 @@ from embedllm import Model, Sampling
 from embedllm.backends.base import FeedsAll
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
-from embedllm.generation.loop import run
+from embedllm.generation.loop import FeedGenerator, run
 from embedllm.generation.request import Request
 from embedllm.generation.speculation.speculator import Speculator
 from embedllm.kv_cache.sequence import CachedSequence
@@ -82,25 +82,25 @@ def test_a_lookup_gives_the_plain_reply_and_so_does_the_awaited_one(llm: Model, 
     assert plain.statistics.drafted_tokens == 0
 
 
+@pytest.mark.parametrize(("device", "together"), [("cpu", 3), ("reference", 1)])  # which steps one by one
 def test_a_speculator_knows_how_many_requests_step_together(
-    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    device: str, together: int, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: set[int] = set()
 
-    def propose(self: Speculator, most: int) -> tuple[()]:
+    def propose(self: Speculator, most: int) -> FeedGenerator:
         seen.add(self._together())
+        yield from ()
         return ()
 
     monkeypatch.setattr(Speculator, "propose", propose)
-    with opened("cpu", tiny_package("llama")) as llm:
-        llm.generate(PROMPT, GREEDY, max_tokens=20, stop_tokens=(), speculate="lookup")
+    with opened(device, tiny_package("llama")) as llm:
+        llm.generate(PROMPT, GREEDY, max_tokens=5, stop_tokens=(), speculate="lookup")
         assert seen == {1}
-        llm.generate_batch([PROMPT] * 3, GREEDY, max_tokens=20, stop_tokens=(), speculate="lookup")
-        assert max(seen) == 3
-    with opened("reference", tiny_package("llama")) as llm:  # which steps one by one
+        monkeypatch.setattr(llm.runner.scheduler, "active", lambda: 3)
         seen.clear()
-        llm.generate_batch([PROMPT] * 3, GREEDY, max_tokens=20, stop_tokens=(), speculate="lookup")
-        assert seen == {1}
+        llm.generate(PROMPT, GREEDY, max_tokens=5, stop_tokens=(), speculate="lookup")
+    assert seen == {together}
 
 
 @pytest.mark.usefixtures("free")

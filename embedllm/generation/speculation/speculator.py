@@ -201,7 +201,7 @@ class Speculator:
         return best, value
 
     def _undrafted(self) -> float:
-        """What a token takes without drafts, in steps of one: a run of some rows takes about what so many tokens do."""
+        """What a token takes without drafts, in steps of one: a run of rows takes about what as many tokens do."""
         together = min(self._together(), MAX_DRAFT_TOKENS + 1)
         return self._costs.of(together) / together
 
