@@ -94,7 +94,7 @@ def test_a_speculator_knows_how_many_requests_step_together(
         return ()
 
     monkeypatch.setattr(Speculator, "propose", propose)
-    with opened(device, tiny_package("llama")) as llm:
+    with embedllm.load(tiny_package("llama"), device=device) as llm:
         llm.generate(PROMPT, GREEDY, max_tokens=5, stop_tokens=(), speculate="lookup")
         assert seen == {1}
         monkeypatch.setattr(llm.runner.scheduler, "active", lambda: 3)
