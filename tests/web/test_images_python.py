@@ -16,6 +16,7 @@ from tests.support.vision import gemma_chat_checkpoint
 from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
+from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
 from tests.web.test_images import data_url, encoded
 
@@ -69,7 +70,8 @@ def test_replies_and_stored_conversations_are_those_of_the_desktop(
         url = data_url(base64.b64decode(encoded(noise(*size))))
         content += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": " and "}]
     argument = {"url": web_server.serve("/models/seeing", folder) + "/", "urls": places, "device": device}
-    found = page.evaluate(TALK, {**argument, "content": content, "options": GREEDY}, patience_s=LONG_S)
+    given = {**probed(page, argument), "content": content, "options": GREEDY}
+    found = page.evaluate(TALK, given, patience_s=LONG_S)
     assert found["takesImages"] is True
     assert "messages[0]: an image is the text" in found["refused"]
     first, second = found["next"]
