@@ -139,7 +139,7 @@ export async function openTheirs({ library, wasm, models, dtype, threads, device
     attention_mask: new Tensor("int64", new BigInt64Array(tokens.length).fill(1n), [1, tokens.length]),
     do_sample: false,
   });
-  const held = new Map(); // name -> {tokens, entries of the cache}
+  const held = new Map(); // name -> {tokens, what gives generate() their cache}
   return {
     versions: { transformers: env.version, onnxruntime: env.backends.onnx.versions?.web },
     async prefill(tokens) {
@@ -148,14 +148,16 @@ export async function openTheirs({ library, wasm, models, dtype, threads, device
       return performance.now() - start;
     },
     async keep(name, tokens) {
+      if (device !== "wasm") return void held.set(name, { tokens, past: () => ({}) }); // tensors on a GPU are its own to free
       const given = { ...inputs(tokens.slice(0, -1)), max_new_tokens: 1, return_dict_in_generate: true };
       const { past_key_values } = await model.generate(given);
-      held.set(name, { tokens, entries: { ...past_key_values } });
+      const entries = { ...past_key_values };
+      held.set(name, { tokens, past: () => ({ past_key_values: new DynamicCache(entries) }) });
     },
     async decode(name, count) {
-      const { tokens, entries } = held.get(name);
+      const { tokens, past } = held.get(name);
       const streamer = new Clock();
-      const given = { ...inputs(tokens), past_key_values: new DynamicCache(entries), max_new_tokens: count, streamer };
+      const given = { ...inputs(tokens), ...past(), max_new_tokens: count, streamer };
       const output = await model.generate(given);
       return { ids: output.tolist()[0].slice(tokens.length).map(Number), times: streamer.times.slice(1) };
     },

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.export.graphs import write_variant
+from embedllm.files.atomic import write_json
 from embedllm.loading.resolve import package_folder
+from embedllm.package.package import MANIFEST, sha256
 from tests.benchmarks.bench_mixture_shapes import COMMON, PooledSource
 from tests.benchmarks.bench_mixture_shapes import SHAPES as MIXTURES
 from tests.support.described import described_package
@@ -49,10 +52,12 @@ def main() -> None:
     described_package(options.out, decoder, recipe, variant=first, source=PooledSource())
     for variant in others:
         write_variant(options.out, variant)
-    demo = package_folder("demo")
+    demo, manifest = package_folder("demo"), json.loads((options.out / MANIFEST).read_text(encoding="utf-8"))
     for name in TOKENIZER:
         if (demo / name).exists():
-            shutil.copy(demo / name, options.out / name)
+            made = Path(shutil.copy(demo / name, options.out / name))
+            manifest["files"][name] = {"bytes": made.stat().st_size, "sha256": sha256(made)}  # a page fetches those
+    write_json(options.out / MANIFEST, manifest)
 
 
 if __name__ == "__main__":
