@@ -151,6 +151,7 @@ class StatefulSession(Generic[S]):
         at = self._plain.position
         if self._draft is not None and self._draft != at:
             self._copies.pop(self._draft, None)
+        if self._draft != at or not are_drafts:
             self._draft = None
         if at and (many or self._was_many) and at not in self._copies:
             self._draft = at if are_drafts else None

@@ -94,6 +94,24 @@ def test_between_two_copies_tokens_are_fed_again_with_the_next_ones(tmp_path: Pa
     assert plain.fed[-1] == [7, 8]
 
 
+def test_a_copy_for_drafts_stays_until_they_are_accepted(tmp_path: Path) -> None:
+    session, _ = sums(tmp_path)
+    session.feed([1, 2, 3])
+    session.feed([4])
+    session.feed_rows([5, 6, 7])
+    session.rewind(5)  # 6 and 7 were wrong
+    session.feed_rows([8, 9, 10])
+    assert list(session._copies) == [3, 4]
+    session.feed([11])
+    session.feed([12])
+    assert list(session._copies) == [3]  # as steps leave it
+    session.feed_rows([13, 14])
+    session.rewind(10)
+    session.feed([15, 16])  # not drafts: another prompt, whose beginning is gone back to
+    session.feed([17])
+    assert list(session._copies) == [3, 10, 12]
+
+
 def test_a_long_way_back_is_fed_again_in_chunks(tmp_path: Path) -> None:
     session, plain = sums(tmp_path, chunk=4)
     for token in range(1, 11):
