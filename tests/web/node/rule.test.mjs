@@ -70,6 +70,7 @@ test("draws by a seed follow those of another sampler, from its first row on", a
   const told = []; // the number for each row, before it is drawn
   const steps = /** @type {any} */ ({
     capacity: 99,
+    start: (/** @type {number} */ position) => position,
     async run(/** @type {number[]} */ _, /** @type {number} */ __, /** @type {any} */ draws) {
       told.push(draws?.uniform(0));
       return Float32Array.of(0, 1, 2, 3);
