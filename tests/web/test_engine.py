@@ -263,7 +263,7 @@ def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     np.testing.assert_allclose(row, session.feed([9]).values(range(307)), atol=ATOL, rtol=0)
 
 
-def check_steps_ahead(page: Page, folder: Path, tokens: Sequence[int]) -> None:
+def check_steps_ahead(page: Page, folder: Path, tokens: Sequence[int], *, atol: float = ATOL) -> None:
     """Greedy steps run ahead, captured; another token, a rewind, or KV from elsewhere then goes on rightly."""
     steps = """
     const { engine } = loaded;
@@ -293,7 +293,7 @@ def check_steps_ahead(page: Page, folder: Path, tokens: Sequence[int]) -> None:
     session.feed(tokens[:-1])
     for (position, token), row in zip(found["fed"], found["rows"], strict=True):
         session.rewind(position)
-        np.testing.assert_allclose(row, session.feed([token]).values(range(307)), atol=ATOL, rtol=0)
+        np.testing.assert_allclose(row, session.feed([token]).values(range(307)), atol=atol, rtol=0)
 
 
 @pytest.mark.slow

@@ -29,12 +29,15 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
-from tests.web.test_engine import ATOL, FEED, check_steps_ahead, greedy, opened, reference, some_tokens
+from tests.web.test_engine import FEED, check_steps_ahead, greedy, opened, reference, some_tokens
 
 pytestmark = pytest.mark.browser
 
 CHECKPOINTS = {"lfm2": tiny_lfm2, "qwen3_5": tiny_qwen3_5, "falcon_h1": tiny_falcon_h1}
 VOCABULARY = 307
+# of logits up to 6: measured 5.2e-5 on one AMD EPYC, less on another; a norm divides what is nearly zero, and states
+# carry the difference on
+ATOL = 3e-4
 DEVICES = ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)]  # software takes a minute for each
 
 
@@ -157,7 +160,7 @@ def test_a_stopped_feed_and_a_moved_state_leave_what_a_fresh_sequence_has(
 @pytest.mark.slow
 def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebServer, folder: Path) -> None:
     opened(page, web_server, folder, "webgpu-software")
-    check_steps_ahead(page, folder, some_tokens(5, VOCABULARY))
+    check_steps_ahead(page, folder, some_tokens(5, VOCABULARY), atol=ATOL)
 
 
 OTHERS = {
