@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.backends.gpu.capture_check import on_host, why_different
 from embedllm.backends.gpu.cuda import CudaEngine
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
 from embedllm.backends.ort.runtime import device_errors
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
     from embedllm.backends.gpu.io_binding_engine import ResidentEngine
     from embedllm.package.entries import Graph
     from embedllm.package.package import Package
-    from embedllm.types import F32
 
 _PROMPT, _STEPS = (1, 2, 3), (4, 5, 6, 7, 8)  # tokens; of each side of states one step captures, and one is replayed
-_CLOSE = 0.05  # of the spread of the logits: another length of the mask sums attention in another order
 _log = logging.getLogger("embedllm")
 
 
@@ -43,17 +42,11 @@ def why_not_captured(engine: ResidentEngine) -> str:
         for whole in (True, False):
             session.rewind(0)
             session.feed(_PROMPT)
-            steps = [session.feed_all([token]) if whole else _row(session, token) for token in _STEPS]
+            steps = [session.feed_all([token]) if whole else on_host([session.feed([token])]) for token in _STEPS]
             rows.append(np.concatenate(steps))
     except DeviceError as error:
         return str(error)
     finally:
         session.close()
-    expected, found = rows
-    difference = float(np.abs(found - expected).max() / np.ptp(expected))
-    return "" if difference < _CLOSE else f"captured, their logits differ by {difference:.2g} of the spread"
-
-
-def _row(session: RecurrentSlot, token: int) -> F32:
-    logits = session.feed([token])
-    return np.array(logits.values(range(logits.size)), np.float32)[None]
+    launched, captured = rows
+    return why_different(captured, launched)

@@ -127,12 +127,15 @@ class ResidentEngine:
             return self.start(with_any_size(path.read_bytes(), "logits", 1), options, captures=self.captures)
 
     def _load_head(self, path: Path) -> ort.InferenceSession:
-        with load_errors(path), self.lock:
-            return self.start(os.fspath(path), recording_options(), captures=self.captures)
+        with load_errors(path):
+            return self._started(os.fspath(path), captures=self.captures)
 
     def _start_beside(self, path: str) -> ort.InferenceSession:
+        return self._started(path, captures=False)
+
+    def _started(self, path: str, *, captures: bool) -> ort.InferenceSession:
         with self.lock:
-            return self.start(path, recording_options(), captures=False)
+            return self.start(path, recording_options(), captures=captures)
 
     def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
         """A session on this device, without falling back to another. captures: its runs may be captured.

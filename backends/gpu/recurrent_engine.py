@@ -68,31 +68,25 @@ class RecurrentSlot(ResidentSession):
         self.version += 1
 
     def save_states(self) -> None:
-        for kept in self._in_place:
-            if (states := kept()) is not None:
-                self._save(states)
-        self._in_place.clear()
+        self._save_those_on(0, 1)
 
     def adapt(self, adapter: Adapter | None) -> None:
         if adapter is not None:
             raise ValueError("this device takes no adapters.")
 
     def _reserve(self, tokens: int) -> None:
-        """Before any run, which writes on the other side than it reads from."""
-        kept, self._in_place = self._in_place, []
-        for each in kept:
-            if (states := each()) is None:
-                continue
-            if states.side == self.side:
-                self._in_place.append(each)
-            else:
-                self._save(states)
+        self._save_those_on(1 - self.side)  # a run writes there
         super()._reserve(tokens)
 
-    def _save(self, states: SlotStates) -> None:
-        with self._lock, device_errors(self._device):
-            states.block = DeviceBlock(self._memory, self._bytes)
-            self.pool.states.save(states.block.address, self.pool.table.slot(self), states.side)
+    def _save_those_on(self, *sides: int) -> None:
+        """Copies the states of before that lie on these sides yet."""
+        kept = [states for each in self._in_place if (states := each()) is not None]
+        for states in kept:
+            if states.side in sides:
+                with self._lock, device_errors(self._device):
+                    states.block = DeviceBlock(self._memory, self._bytes)
+                    self.pool.states.save(states.block.address, self.pool.table.slot(self), states.side)
+        self._in_place = [ref(states) for states in kept if states.block is None]
 
 
 Stateful: TypeAlias = StatefulSession[SlotStates]

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from embedllm.backends.base import FeedsAll
+from embedllm.backends.gpu.capture_check import on_host, why_different
 from embedllm.backends.gpu.device_logits import LogitsBoard, LogitsEngine, Owner, RunLogits
 from embedllm.backends.gpu.kv_pool import Holder
 from embedllm.backends.gpu.kv_slots import padded_width
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
     from embedllm.backends.gpu.kv_pool import KvPool
     from embedllm.backends.gpu.kv_steps import Step
     from embedllm.package.package import Package
-    from embedllm.types import F32, Logits
+    from embedllm.types import Logits
 
 MOST = 32  # tokens: the drafts that are proposed at most, and the one before them
 _MOST_EXACT = 8  # of a recurrent model, whose states would take what fills a run up: each number is a run of its own
 _SLOTS = 8  # of a pool: each has captures of its own, so not all of a large batch
-_CLOSE = 0.05  # of the spread of the logits: another length of the mask sums attention in another order
 _log = logging.getLogger("embedllm")
 
 
@@ -119,24 +117,20 @@ class SeveralTokens:
     def _is_as_launched(self, session: SeveralSession, tokens: Sequence[int], width: int) -> bool:
         """Whether a replayed run gives the logits of kernels launched one by one; leaves the session as it was."""
         start, side = session.position, session.side
-        rows: list[F32] = []
         try:
-            rows.append(session.feed_all(tokens))
+            launched = session.feed_all(tokens)
             with device_errors(self._engine.device):
                 session.go_back(start, side)
                 self._run(session, tokens, width)  # captures
                 session.go_back(start, side)
                 run = self._run(session, tokens, width)  # is replayed
-                found = [run.row(index) for index in range(len(tokens))]
-                rows.append(np.array([row.values(range(row.size)) for row in found], np.float32))
+                captured = on_host([run.row(index) for index in range(len(tokens))])
+            reason = why_different(captured, launched)
         except DeviceError as error:
-            reason = str(error)
-        else:
-            difference = float(np.abs(rows[1] - rows[0]).max() / np.ptp(rows[0]))
-            reason = "" if difference < _CLOSE else f"their logits differ by {difference:.2g} of the spread"
+            reason = f"captured, {error}"
         finally:
             session.go_back(start, side)
         if reason:
             name = self._engine.device.name
-            _log.info("%s: runs of %d tokens are launched kernel by kernel: captured, %s", name, width, reason)
+            _log.info("%s: runs of %d tokens are launched kernel by kernel: %s", name, width, reason)
         return not reason

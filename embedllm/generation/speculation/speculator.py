@@ -189,7 +189,7 @@ class Speculator:
         """
         costs, reach, expected = self._costs, 1.0, 1.0
         undrafted = self._undrafted()
-        best, value = 0, (_MARGIN if undrafted == 1 else _MARGIN_BESIDE) / undrafted
+        best, value = 0, (_MARGIN if self._together() == 1 else _MARGIN_BESIDE) / undrafted
         for count, share in enumerate(shares, start=1):
             reach *= share
             expected += reach
