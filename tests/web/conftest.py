@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,9 @@ from filelock import FileLock
 from tests.support.selection import leave_out
 from tests.web.support import found
 from tests.web.support.browser import Browser
+from tests.web.support.page import Page
 from tests.web.support.server import ROOT, WebServer
+from tests.web.support.software_gpu import SoftwareGpu
 
 
 def need(reason: str) -> None:
@@ -68,13 +70,63 @@ def browser(started_browser: Browser) -> Iterator[Browser]:
         started_browser.close_contexts()
 
 
-@pytest.fixture
-def web_server() -> Iterator[WebServer]:
-    """A server of this test alone, whose origin no other test has stored anything for; models are added by serve()."""
+def new_server() -> WebServer:
     web = ROOT / "bindings_web"
     roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/samples": ROOT / "samples" / "web"}
-    with WebServer({**roots, "/node_modules": found.node_modules() or web / "node_modules"}) as server:
+    return WebServer({**roots, "/node_modules": found.node_modules() or web / "node_modules"})
+
+
+@pytest.fixture(scope="session")
+def kept_server() -> Iterator[WebServer]:
+    """Of the page that stays for all tests on the software GPU."""
+    with new_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kept_gpus() -> list[SoftwareGpu]:
+    """At most one; take `software_gpu`."""
+    return []
+
+
+@pytest.fixture
+def software_gpu(
+    browser: Browser, kept_gpus: list[SoftwareGpu], kept_server: WebServer, tiny_package: Callable[..., Path]
+) -> Iterator[SoftwareGpu]:
+    """The page that keeps the software GPU's shaders; a test marked software_gpu gets it as `page`."""
+    from tests.web.test_engine import LOAD, urls
+
+    if not kept_gpus:
+        kept_gpus.append(SoftwareGpu(browser, kept_server, tiny_package("llama"), load=LOAD, urls=urls(kept_server)))
+    [kept] = kept_gpus
+    yield kept
+    try:
+        kept.clear()
+    except Exception:
+        kept_gpus.clear()  # the next test gets another
+        kept.close()
+        raise
+
+
+@pytest.fixture
+def web_server(request: pytest.FixtureRequest) -> Iterator[WebServer]:
+    """A server of this test alone, whose origin no other test has stored anything for; models are added by serve().
+
+    Of a test marked software_gpu the one of its page.
+    """
+    if request.node.get_closest_marker("software_gpu"):
+        yield request.getfixturevalue("kept_server")
+        return
+    with new_server() as server:
+        yield server
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, browser: Browser, web_server: WebServer) -> Page:
+    """At /tests/blank.html: of this test alone, unless it is marked software_gpu."""
+    if request.node.get_closest_marker("software_gpu"):
+        return request.getfixturevalue("software_gpu").page
+    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
@@ -67,11 +66,6 @@ await writable.write(bytes);
 await writable.close();
 """
 )
-
-
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 @pytest.fixture

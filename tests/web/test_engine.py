@@ -22,11 +22,11 @@ from embedllm.package.package import MANIFEST, open_package
 from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
 from tests.support.latents import mla_checkpoint
 from tests.support.vision import vision_checkpoint
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
+from tests.web.support.software_gpu import SOFTWARE
 
 pytestmark = pytest.mark.browser
 
@@ -94,11 +94,6 @@ def opened(page: Page, server: WebServer, folder: Path, device: str | list[str])
     return page.in_worker(LOAD, probed(page, given), patience_s=LONG_S)
 
 
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
-
-
 def greedy(page: Page, tokens: Sequence[int], steps: int) -> tuple[list[int], list[float]]:
     """As reference, from the browser. Each step is waited for by itself: software takes seconds for one."""
     row = page.in_worker(STEP, {"tokens": tokens, "all": True}, patience_s=LONG_S)
@@ -129,7 +124,11 @@ ON_GPU = ("mistral-window", "qwen2-zero-points")
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [*((name, "wasm") for name in CASES), *((name, "webgpu-software") for name in ON_GPU)]
+    ("name", "device"),
+    [
+        *((name, "wasm") for name in CASES),
+        *(pytest.param(name, "webgpu-software", marks=pytest.mark.software_gpu) for name in ON_GPU),
+    ],
 )
 def test_a_browser_gives_the_tokens_of_the_desktop(
     name: str, device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
@@ -147,12 +146,12 @@ def test_a_browser_gives_the_tokens_of_the_desktop(
     assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + steps - 1
 
 
-@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["wasm", SOFTWARE])
 def test_text_of_a_model_that_sees_is_as_on_the_desktop(
     device: str, page: Page, web_server: WebServer, tmp_path: Path
 ) -> None:
     """Its graphs have inputs of images, which are empty here, and steps are captured all the same."""
-    folder = convert(vision_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe())
+    folder = convert(vision_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe(method="nearest"))
     tokens = some_tokens(40, open_package(folder).decoder.vocabulary)
     assert opened(page, web_server, folder, device)["captures"] == (device != "wasm")
     found, logits = greedy(page, tokens, steps := STEPS[device])
@@ -161,12 +160,15 @@ def test_text_of_a_model_that_sees_is_as_on_the_desktop(
     assert found == expected
 
 
+@pytest.mark.software_gpu
 def test_layers_that_share_keys_keep_to_their_windows_on_webgpu(
     page: Page, web_server: WebServer, tmp_path: Path
 ) -> None:
     """Gemma 4's E2B and E4B; its attention would not: docs/webgpu.md#faults."""
     config = {**gemma4_config(text={"sliding_window": 8}), "vision_config": None}
-    folder = convert(gemma4_checkpoint(tmp_path / "checkpoint", config=config), tmp_path / "package", Recipe())
+    folder = convert(
+        gemma4_checkpoint(tmp_path / "checkpoint", config=config), tmp_path / "package", Recipe(method="nearest")
+    )
     tokens = some_tokens(20, open_package(folder).decoder.vocabulary)
     opened(page, web_server, folder, "webgpu-software")
     found, logits = greedy(page, tokens, steps := STEPS["webgpu-software"])
@@ -175,6 +177,7 @@ def test_layers_that_share_keys_keep_to_their_windows_on_webgpu(
     assert found == expected
 
 
+@pytest.mark.software_gpu
 def test_soft_capping_is_left_to_the_cpu(page: Page, web_server: WebServer, tiny_package: MakePackage) -> None:
     """WebGPU's attention leaves it out: docs/webgpu.md#faults."""
     folder = tiny_package("gemma2")
@@ -199,6 +202,7 @@ def test_the_demo_gives_the_reply_of_the_desktop(page: Page, web_server: WebServ
     assert greedy(page, prompt, steps)[0] == list(reply.tokens)
 
 
+@pytest.mark.software_gpu
 def test_a_large_vocabulary_is_no_more_arguments_than_a_call_may_have(
     page: Page, web_server: WebServer, tiny_package: MakePackage
 ) -> None:
@@ -234,7 +238,7 @@ def test_a_browser_that_gives_no_adapter_at_once_is_asked_again(page: Page) -> N
     assert "no graphics card" in found["reason"]
 
 
-@pytest.mark.parametrize("device", STEPS)
+@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu-software", marks=pytest.mark.software_gpu)])
 def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
 ) -> None:
@@ -297,6 +301,7 @@ def check_steps_ahead(page: Page, folder: Path, tokens: Sequence[int], *, atol: 
 
 
 @pytest.mark.slow
+@pytest.mark.software_gpu
 def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebServer, tiny_package: MakePackage) -> None:
     folder = tiny_package("qwen3")
     opened(page, web_server, folder, "webgpu-software")
@@ -316,6 +321,7 @@ GUESSED = tuple(name for name in SAMPLINGS if name != "penalties")
 
 
 @pytest.mark.slow
+@pytest.mark.software_gpu
 def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
     page: Page, web_server: WebServer, tiny_package: MakePackage
 ) -> None:
@@ -448,7 +454,7 @@ def test_a_gpu_that_was_lost_is_said_and_another_load_works(
 
 def test_a_graph_of_latents_is_passed_over_with_the_reason(page: Page, web_server: WebServer, tmp_path: Path) -> None:
     """That of desktops (MLA), which a page would take where float32 matrices have no room, or are not there."""
-    folder = convert(mla_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe())
+    folder = convert(mla_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe(method="nearest"))
     tokens = some_tokens(40, 307)
     opened(page, web_server, folder, "wasm")
     np.testing.assert_allclose(greedy(page, tokens, 1)[1], reference(folder, tokens, 1)[1], atol=ATOL, rtol=0)

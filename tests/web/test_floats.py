@@ -17,9 +17,8 @@ from tests.support.held import PACKINGS, rounded
 from tests.support.tiny import tiny_checkpoint
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, WebServer
-from tests.web.test_engine import ATOL, greedy, opened, page, reference, some_tokens
-
-__all__ = ["page"]  # a fixture
+from tests.web.support.software_gpu import SOFTWARE
+from tests.web.test_engine import ATOL, greedy, opened, reference, some_tokens
 
 UNPACK = """
     import {text} from "node:stream/consumers";
@@ -101,7 +100,7 @@ class OrderedSource(HeldSource):
         return rounded(rows if order is None else rows.take(order, axis=1), packing)
 
 
-@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["wasm", SOFTWARE])
 def test_a_browser_gives_the_tokens_of_the_reference(
     device: str, page: Page, web_server: WebServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ from tests.web.support.chat_page import packing
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import ROOT, WebServer
+from tests.web.support.software_gpu import SOFTWARE
 from tests.web.test_docs import examples
 from tests.web.test_engine import LOAD, urls
 
@@ -41,7 +42,7 @@ SEEING = ROOT / "samples/seeing"
 PICTURES = SEEING / "pictures"
 OPEN = """async ({ url, device, urls }) => {
   const { EmbedLLM } = await import("/src/index.js");
-  globalThis.llm = await EmbedLLM.load(url, { engine: "javascript", device, urls });
+  globalThis.llm = await EmbedLLM.load(url, { engine: "javascript", device, urls, worker: globalThis.keptWorker });
   return llm.device.name;
 }"""
 ASK = """async ({ url, question }) => {
@@ -67,11 +68,6 @@ SETTINGS: dict[str, Any] = {
     "image_mean": [0.48, 0.46, 0.4],
     "image_std": [0.27, 0.26, 0.28],
 }
-
-
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 def given(server: WebServer, device: str, folder: Path = SEEING / "model") -> dict[str, Any]:
@@ -269,6 +265,7 @@ return Array.from(floats);
 
 
 @pytest.mark.slow
+@pytest.mark.software_gpu
 def test_a_gpu_answers_about_a_picture_as_the_desktop(page: Page, web_server: WebServer) -> None:
     argument = probed(page, given(web_server, "webgpu-software"))
     assert page.evaluate(OPEN, argument, patience_s=LONG_S) == "webgpu-software"
@@ -278,12 +275,12 @@ def test_a_gpu_answers_about_a_picture_as_the_desktop(page: Page, web_server: We
         assert llm.tokenizer.decode(tokens) == "A red circle and a purple star."
 
 
-@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["wasm", SOFTWARE])
 def test_tiles_of_an_image_are_placed_as_on_the_desktop(
     device: str, page: Page, web_server: WebServer, tmp_path: Path
 ) -> None:
     """By a model of random weights, whose every token depends on every tile; two images, with text between them."""
-    folder = convert(chat_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe())
+    folder = convert(chat_checkpoint(tmp_path / "checkpoint"), tmp_path / "package", Recipe(method="nearest"))
     files = [base64.b64decode(encoded(noise(*size))) for size in ((60, 41), (20, 33))]
     count = 12 if device == "wasm" else 3
     with embedllm.load(folder, device="reference") as llm:
@@ -308,6 +305,7 @@ def test_tiles_of_an_image_are_placed_as_on_the_desktop(
 
 
 @pytest.mark.slow  # software takes seconds for a run
+@pytest.mark.software_gpu
 @pytest.mark.parametrize("is_on_gpu", [True, False])
 def test_features_beside_a_gpu_are_those_of_the_desktop(is_on_gpu: bool, page: Page, web_server: WebServer) -> None:
     """Where attention is wrong over many patches, as software has it, images go to the CPU beside the GPU."""

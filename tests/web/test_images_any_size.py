@@ -19,7 +19,6 @@ from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.package import MANIFEST
 from tests.golden.make_image_processors import noise
 from tests.support.dynamic_vision import CONFIGS, PIXELS, PIXTRAL_PIXELS, SQUARE, described, dynamic_chat_checkpoint
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
@@ -54,15 +53,12 @@ return Object.fromEntries(Object.entries(gridInputs(vision, width, height)).map(
 """
 
 
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
-
-
 @pytest.fixture(scope="module", params=CONFIGS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
-    return convert(dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe())
+    return convert(
+        dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe(method="nearest")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +203,7 @@ ASK_AGAIN = """async ({ prompts, options }) => {
 
 
 @pytest.mark.slow  # software takes seconds to load a model
+@pytest.mark.software_gpu
 # with windows and M-RoPE, without, with states and M-RoPE, with states and tiles
 @pytest.mark.parametrize("folder", ["qwen2_5_vl", "mistral3", "qwen3_5", "lfm2_vl"], indirect=True)
 def test_a_gpu_places_images_as_the_desktop(

@@ -18,11 +18,11 @@ from embedllm.package.graph_variants import VISION_GPU_FLOAT32
 from embedllm.package.package import open_package
 from tests.golden.make_image_processors import noise
 from tests.support.dynamic_vision import dynamic_chat_checkpoint
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
+from tests.web.support.software_gpu import SOFTWARE
 from tests.web.test_engine import LOAD
 from tests.web.test_images import given
 from tests.web.test_images_any_size import SIZES, contents
@@ -43,20 +43,17 @@ for (const tile of processor.tiles({ width, height, data })) found.push(Array.fr
 return found;
 """
 ON_GPU = [
-    pytest.param("webgpu-software", family, marks=pytest.mark.slow)
+    pytest.param(*SOFTWARE.values, family, marks=SOFTWARE.marks)
     for family in ("qwen3_vl", "mistral3", "lfm2_vl")  # with DeepStack, without, without RoPE
 ]
-
-
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
-    return convert(dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe())
+    return convert(
+        dynamic_chat_checkpoint(root / "checkpoint", request.param), root / "package", Recipe(method="nearest")
+    )
 
 
 def opened(folder: Path) -> Processor:

@@ -19,11 +19,11 @@ from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.package import MANIFEST, open_package
 from tests.golden.make_image_processors import noise
 from tests.support.gemma4 import gemma4_checkpoint
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
+from tests.web.support.software_gpu import SOFTWARE
 from tests.web.test_images import OPEN, data_url, encoded, given
 from tests.web.test_images_any_size import INPUTS, PROCESS, assert_tiles
 from tests.web.test_images_whole import ASK_EACH
@@ -31,16 +31,13 @@ from tests.web.test_images_whole import ASK_EACH
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
-
-
 # causal with per-layer embeddings, and with images whose tokens attend to one another
 @pytest.fixture(scope="module", params=["small", "large"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("gemma4")
-    return convert(gemma4_checkpoint(root / "checkpoint", request.param), root / request.param, Recipe())
+    return convert(
+        gemma4_checkpoint(root / "checkpoint", request.param), root / request.param, Recipe(method="nearest")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +87,7 @@ def test_settings_of_another_encoder_are_refused(
 
 @pytest.mark.parametrize(
     ("device", "folder"),
-    [("wasm", "large"), pytest.param("webgpu-software", "small", marks=pytest.mark.slow)],
+    [("wasm", "large"), pytest.param(*SOFTWARE.values, "small", marks=SOFTWARE.marks)],
     indirect=["folder"],
 )
 def test_images_are_read_as_on_the_desktop(

@@ -12,10 +12,8 @@ import pytest
 from embedllm.images.processors import Processor, open_processor
 from tests.golden.make_image_processors import noise
 from tests.support.dynamic_vision import LFM2_PIXELS
-from tests.web.support.browser import Browser
 from tests.web.support.calls import BrowserError
 from tests.web.support.page import Page
-from tests.web.support.server import WebServer
 from tests.web.test_images import encoded
 from tests.web.test_images_any_size import PROCESS, assert_tiles, vision
 
@@ -36,11 +34,6 @@ const processor = await openProcessor(texts, argument.vision, {});
 return argument.sizes.map(([width, height]) =>
   [processor.tokenCount(width, height), processor.promptText(width, height)]);
 """
-
-
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 def opened(folder: Path, settings: dict[str, Any]) -> Processor:

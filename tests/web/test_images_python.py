@@ -13,11 +13,11 @@ from embedllm.export import Recipe, convert
 from tests.golden.make_image_processors import noise
 from tests.support.dynamic_vision import dynamic_chat_checkpoint
 from tests.support.vision import gemma_chat_checkpoint
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
+from tests.web.support.software_gpu import SOFTWARE
 from tests.web.test_images import data_url, encoded
 
 pytestmark = pytest.mark.browser
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.browser
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "stop_tokens": []}
 TALK = """async ({ url, urls, device, content, options }) => {
   const { EmbedLLM } = await import("/src/index.js");
-  const python = await EmbedLLM.load(url, { engine: "python", device, urls });
+  const python = await EmbedLLM.load(url, { engine: "python", device, urls, worker: globalThis.keptWorker });
   const talk = python.conversation();
   const tokens = [];
   for await (const { token } of talk.say({ role: "user", content }, options)) tokens.push(token);
@@ -36,7 +36,7 @@ TALK = """async ({ url, urls, device, content, options }) => {
   await python.close();
   const next = [];
   for (const engine of ["python", "javascript"]) {
-    const llm = await EmbedLLM.load(url, { engine, device, urls });
+    const llm = await EmbedLLM.load(url, { engine, device, urls, worker: globalThis.keptWorker });
     const again = await llm.openConversation("seen");
     const found = [];
     let last;
@@ -48,15 +48,10 @@ TALK = """async ({ url, urls, device, content, options }) => {
 }"""
 
 
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
-
-
 @pytest.mark.parametrize(
     ("family", "device"),  # with states and M-RoPE, with states and tiles, with images that are read in one piece
     [("qwen3_5", "wasm"), ("lfm2_vl", "wasm"), ("gemma3", "wasm"),
-     pytest.param("qwen3_5", "webgpu-software", marks=pytest.mark.slow)],
+     pytest.param("qwen3_5", *SOFTWARE.values, marks=SOFTWARE.marks)],
 )  # fmt: skip
 def test_replies_and_stored_conversations_are_those_of_the_desktop(
     page: Page, web_server: WebServer, places: dict[str, str], family: str, device: str, tmp_path: Path
@@ -64,12 +59,12 @@ def test_replies_and_stored_conversations_are_those_of_the_desktop(
     """And either engine goes on with what was stored."""
     checkpoint = tmp_path / "checkpoint"
     made = gemma_chat_checkpoint(checkpoint) if family == "gemma3" else dynamic_chat_checkpoint(checkpoint, family)
-    folder = convert(made, tmp_path / family, Recipe())
+    folder = convert(made, tmp_path / family, Recipe(method="nearest"))
     content: list[Any] = [{"type": "text", "text": "look: "}]
     for size in ((40, 33), (17, 60)):
         url = data_url(base64.b64decode(encoded(noise(*size))))
         content += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": " and "}]
-    argument = {"url": web_server.serve("/models/seeing", folder) + "/", "urls": places, "device": device}
+    argument = {"url": web_server.serve(f"/models/{tmp_path.name}", folder) + "/", "urls": places, "device": device}
     given = {**probed(page, argument), "content": content, "options": GREEDY}
     found = page.evaluate(TALK, given, patience_s=LONG_S)
     assert found["takesImages"] is True

@@ -19,11 +19,11 @@ from embedllm.package.architecture.vision import Vision
 from embedllm.package.package import MANIFEST, open_package
 from tests.golden.make_image_processors import noise
 from tests.support.vision import gemma_chat_checkpoint
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
+from tests.web.support.software_gpu import SOFTWARE
 from tests.web.test_images import ASK, OPEN, data_url, encoded, given
 
 pytestmark = pytest.mark.browser
@@ -48,15 +48,10 @@ ASK_EACH = """async ({ prompts, options }) => {
 }"""
 
 
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("gemma")
-    return convert(gemma_chat_checkpoint(root / "checkpoint"), root / "package", Recipe())
+    return convert(gemma_chat_checkpoint(root / "checkpoint"), root / "package", Recipe(method="nearest"))
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +119,7 @@ CONTENTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["wasm", SOFTWARE])
 def test_images_are_read_as_on_the_desktop(
     device: str, page: Page, web_server: WebServer, folder: Path, desktop: embedllm.Model
 ) -> None:

@@ -61,11 +61,6 @@ return { device: llm.device.name, refused: llm.refused.map(({ name }) => name), 
 
 
 @pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
-
-
-@pytest.fixture
 def demo(web_server: WebServer) -> str:
     return web_server.serve("/models/demo", package_folder("demo")) + "/"
 

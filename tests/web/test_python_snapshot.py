@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, WebServer
@@ -109,11 +108,6 @@ def given(
         "markupsafe": f"{python}/jinja.whl",
     }
     return {"places": places, "tiny": web_server.serve("/models/tiny", tiny_package("llama")) + "/", "code": REPLY}
-
-
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 def reply(page: Page, given: dict[str, Any], before: str = "") -> dict[str, Any]:

@@ -24,11 +24,11 @@ from tests.support.tiny_recurrent import (
     tiny_nemotron_h,
     tiny_qwen3_5,
 )
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
+from tests.web.support.software_gpu import SOFTWARE
 from tests.web.test_engine import FEED, check_steps_ahead, greedy, opened, reference, some_tokens
 
 pytestmark = pytest.mark.browser
@@ -38,18 +38,13 @@ VOCABULARY = 307
 # of logits up to 6: measured 5.2e-5 on one AMD EPYC, less on another; a norm divides what is nearly zero, and states
 # carry the difference on
 ATOL = 3e-4
-DEVICES = ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)]  # software takes a minute for each
+DEVICES = ["wasm", SOFTWARE]
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp(request.param)
     return convert(CHECKPOINTS[request.param](place / "checkpoint"), place / "package", Recipe(method="nearest"))
-
-
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 @pytest.fixture
@@ -70,8 +65,8 @@ def expected(folder: Path) -> Iterator[Callable[[Sequence[int]], list[float]]]:
     ("folder", "device"),
     [
         *((name, "wasm") for name in CHECKPOINTS),
-        ("qwen3_5", "webgpu-software"),
-        *(pytest.param(name, "webgpu-software", marks=pytest.mark.slow) for name in ("lfm2", "falcon_h1")),
+        pytest.param("qwen3_5", "webgpu-software", marks=pytest.mark.software_gpu),
+        *(pytest.param(name, *SOFTWARE.values, marks=SOFTWARE.marks) for name in ("lfm2", "falcon_h1")),
     ],
     indirect=["folder"],
 )
@@ -158,6 +153,7 @@ def test_a_stopped_feed_and_a_moved_state_leave_what_a_fresh_sequence_has(
 
 
 @pytest.mark.slow
+@pytest.mark.software_gpu
 def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebServer, folder: Path) -> None:
     opened(page, web_server, folder, "webgpu-software")
     check_steps_ahead(page, folder, some_tokens(5, VOCABULARY), atol=ATOL)
@@ -174,7 +170,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if "WebGPU" in name else []) for name in OTHERS]
+    "name", [pytest.param(name, marks=SOFTWARE.marks if "WebGPU" in name else []) for name in OTHERS]
 )
 def test_other_hybrids_give_the_tokens_of_the_desktop(
     name: str, page: Page, web_server: WebServer, tmp_path: Path
@@ -209,7 +205,7 @@ TALK = """async ({ url, urls, engine, device }) => {
     }
     turns.push({ messages, said, cached });
   };
-  let llm = await EmbedLLM.load(url, { engine, device, urls });
+  let llm = await EmbedLLM.load(url, { engine, device, urls, worker: globalThis.keptWorker });
   const [talk, other] = [llm.conversation({ system: "be brief" }), llm.conversation()];
   await turn(talk, "hello there, what can you do for me today");
   await turn(talk, "tell me more about that", 3);
@@ -218,7 +214,7 @@ TALK = """async ({ url, urls, engine, device }) => {
   await talk.save("talk");
   await turn(talk, "is that all");
   await llm.close();
-  llm = await EmbedLLM.load(url, { engine, device, urls });
+  llm = await EmbedLLM.load(url, { engine, device, urls, worker: globalThis.keptWorker });
   await turn(await llm.openConversation("talk"), "is that all");
   await llm.close();
   return turns;
@@ -230,8 +226,7 @@ TALK = """async ({ url, urls, engine, device }) => {
     [
         ("lfm2", "javascript", "wasm"),
         ("qwen3_5", "python", "wasm"),
-        pytest.param("falcon_h1", "javascript", "webgpu-software", marks=pytest.mark.slow),
-        pytest.param("qwen3_5", "python", "webgpu-software", marks=pytest.mark.slow),
+        pytest.param("falcon_h1", "javascript", *SOFTWARE.values, marks=SOFTWARE.marks),
     ],
     indirect=["folder"],
 )
@@ -239,7 +234,7 @@ def test_a_conversation_gives_the_replies_of_the_desktop_and_goes_on_from_its_st
     engine: str, device: str, page: Page, web_server: WebServer, places: dict[str, str], folder: Path
 ) -> None:
     """Over turns, beside another one, behind a reply that was stopped, and saved."""
-    url = web_server.serve("/models/tiny", folder) + "/"
+    url = web_server.serve(f"/models/{folder.parent.name}", folder) + "/"
     given = {"url": url, "urls": places, "engine": engine, "device": device}
     first, stopped, other, third, last, again = page.evaluate(TALK, probed(page, given), patience_s=LONG_S)
     with embedllm.load(str(folder), device="reference") as llm:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.server import WebServer
@@ -69,11 +68,6 @@ TIMES = """async () => {
     }
   }
 }"""
-
-
-@pytest.fixture
-def page(browser: Browser, web_server: WebServer) -> Page:
-    return browser.context().page(f"{web_server.url}/tests/blank.html")
 
 
 def test_auto_goes_by_a_trial_of_this_model_in_this_browser(

@@ -41,7 +41,7 @@ PROMPT = [11, 5, 200, 31, 7, 90, 14]
 
 
 def converted(tiny: Callable[[Path], Path], folder: Path) -> Path:
-    return convert(tiny(folder / "checkpoint"), folder / "package", Recipe())
+    return convert(tiny(folder / "checkpoint"), folder / "package", Recipe(method="nearest"))
 
 
 def described(tiny: Callable[[Path, str], Path], folder: Path) -> Path:

@@ -1,4 +1,7 @@
-"""Every family as a folder, on ONNX Runtime and on OpenVINO: against transformers, and packed against the reference."""
+"""Every family as a folder, on ONNX Runtime and on OpenVINO, against transformers.
+
+Packed matrices are tested field by field against the reference: tests/backends/{ort,openvino}/test_families.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import pytest
 
 from embedllm import Sampling, load
 from embedllm.backends.devices.registry import devices, open_engine
-from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package
 from tests.support.families import FAMILIES, WINDOW, make_checkpoint
@@ -43,12 +45,10 @@ class Made:
         out = self.folder / f"{bits} bits"
         return out if out.exists() else convert(self.folder / "checkpoint", out, Recipe(bits=bits, context=CONTEXT))
 
-    def logits(self, bits: int, device: str) -> np.ndarray:
-        """Of the prompt at once, of more that is forgotten again, and of the rest one by one."""
-        opened = open_package(self.package(bits))
+    def logits(self, device: str) -> np.ndarray:
+        """With 16 bits: of the prompt at once, of more that is forgotten again, and of the rest one by one."""
         found = {each.name: each for each in devices()}
-        is_reference = device == "reference"
-        engine = ReferenceEngine(opened) if is_reference else open_engine(opened, found[device], exact=True)
+        engine = open_engine(open_package(self.package(16)), found[device], exact=True)
         session = engine.open()
         prompt = session.feed_all(self.tokens[:PROMPT])  # type: ignore[attr-defined]  # all of these have it
         session.feed([1, 2, 3])
@@ -71,12 +71,7 @@ def near(found: np.ndarray, expected: np.ndarray) -> bool:
 def test_sixteen_bits_follow_transformers(made: Made, device: str) -> None:
     with torch.no_grad():
         expected = made.model(torch.tensor([made.tokens])).logits[0].numpy()
-    assert near(made.logits(16, device), expected)
-
-
-@pytest.mark.parametrize("device", ENGINES)
-def test_four_bits_are_computed_as_the_reference_does(made: Made, device: str) -> None:
-    assert near(made.logits(4, device), made.logits(4, "reference"))
+    assert near(made.logits(device), expected)
 
 
 def test_replies_alone_and_together_are_those_of_transformers(made: Made) -> None:

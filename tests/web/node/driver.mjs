@@ -91,9 +91,11 @@ const commands = {
     await contexts.get(context)?.close();
     contexts.delete(context);
   },
-  async closeContexts() {
-    await Promise.all([...contexts.values()].map((context) => context.close()));
-    contexts.clear();
+  /** All but these. */
+  async closeContexts({but}) {
+    const closed = [...contexts].filter(([id]) => !but.includes(id));
+    await Promise.all(closed.map(([, context]) => context.close()));
+    for (const [id] of closed) contexts.delete(id);
   },
   /** As if the machine went off: the whole browser of a context with a folder dies where it is. */
   async crash({context}) {

@@ -43,6 +43,7 @@ class Browser:
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
         self._calls = 0
+        self.kept: set[int] = set()  # ids of contexts that outlive a test
         self._events: list[Event] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -76,8 +77,8 @@ class Browser:
         return Context(self, self.call("context", **given))
 
     def close_contexts(self) -> None:
-        """Closes all that are open."""
-        self.call("closeContexts")
+        """Closes all that are open and not in `kept`."""
+        self.call("closeContexts", but=sorted(self.kept))
 
     def events(self, kind: str, *, page: int | None = None) -> list[str]:
         """The texts of the events so far."""
