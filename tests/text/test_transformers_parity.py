@@ -83,7 +83,12 @@ def test_float_logits_follow_transformers(case: tuple[Path, list[int], np.ndarra
 
 
 @pytest.mark.parametrize(
-    "recipe", [Recipe(exact=True), Recipe(bits=8, exact=True), Recipe(symmetric=False, exact=True)]
+    "recipe",
+    [
+        Recipe(exact=True, method="nearest"),
+        Recipe(bits=8, exact=True),
+        Recipe(symmetric=False, exact=True, method="nearest"),
+    ],
 )
 def test_exact_logits_follow_transformers_on_the_dequantized_weights(
     case: tuple[Path, list[int], np.ndarray], recipe: Recipe, tmp_path: Path
