@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from embedllm.types import F32
 
+MOST_TILES = 256  # of an image: a folder may be anybody's, and each of them costs memory and time; LFM2-VL has 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lfm2VlProcessor:
@@ -133,6 +135,11 @@ def open_lfm2_vl(settings: Settings, vision: DynamicVision, named: Mapping[str, 
                 f"the image processor of '{settings.where}' asks for {least} {name} at least and {most} at most; copy "
                 "preprocessor_config.json from the checkpoint again."
             )
+    if tiles[1] > MOST_TILES:
+        raise PackageError(
+            f"'max_tiles' is {tiles[1]} in the image processor's settings of '{settings.where}'; expected {MOST_TILES} "
+            "at most."
+        )
     if tile % factor:
         raise PackageError(
             f"'tile_size' is {tile} in the image processor's settings of '{settings.where}'; expected a multiple of "

@@ -223,6 +223,7 @@ def test_tiles_of_lfm2_vl_may_stand_without_marks(tmp_path: Path) -> None:
         ({"downsample_factor": 1}, "'downsample_factor' is 1 .*, and 2 in"),
         ({"tile_size": 20}, "'tile_size' is 20 .*a multiple of 8 pixels"),
         ({"min_tiles": 7}, "asks for 7 tiles at least and 6 at most"),
+        ({"max_tiles": 257}, "'max_tiles' is 257 .*; expected 256 at most"),
         ({"min_image_tokens": 17}, "asks for 17 tokens of an image at least and 16 at most"),
         ({"max_pixels_tolerance": 0}, "'max_pixels_tolerance' is 0"),
     ],

@@ -64,6 +64,7 @@ def test_tokens_are_those_of_the_desktop_for_any_size(page: Page, tmp_path: Path
     [({"encoder_patch_size": 16}, "has patches of 16 pixels in squares of 2, tiles of 16 pixels, 2 to 6 of them"),
      ({"downsample_factor": 1}, "in squares of 1, .*; the vision encoder has patches of 4 in squares of 2"),
      ({"tile_size": 20}, "tiles of 20 pixels"), ({"min_tiles": 7}, "7 to 6 of them"),
+     ({"max_tiles": 257}, "'max_tiles' is 257; expected 256 at most"),
      ({"min_image_tokens": 17}, "17 to 16 tokens"), ({"max_pixels_tolerance": 0}, "'max_pixels_tolerance' is 0"),
      ({"tile_size": 1024}, "does not fit a page's memory; about 151296 pixels do")],
 )  # fmt: skip

@@ -14,6 +14,8 @@ import { resized } from "./resize.js";
  * @import { Settings } from "./settings.js"
  */
 
+const MOST_TILES = 256; // of an image: a folder may be anybody's, and each of them costs memory and time; LFM2-VL has 10
+
 export class Lfm2VlProcessor {
   #vision;
   #pixels;
@@ -48,6 +50,7 @@ export class Lfm2VlProcessor {
           `${patch} in squares of ${merge}. Copy preprocessor_config.json from the same checkpoint again.`,
       );
     }
+    if (this.#tiles[1] > MOST_TILES) throw new PackageError(`'max_tiles' is ${this.#tiles[1]}; expected ${MOST_TILES} at most.`);
     this.#pixels = settings.pixels({ resample: 2, mean: 0.5, std: 0.5 });
     this.#largest = this.#tokens[1] * this.#factor ** 2 * settings.number("max_pixels_tolerance", 2); // pixels of one that is not split
     this.#hasThumbnail = settings.flag("use_thumbnail", true);
