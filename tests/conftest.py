@@ -27,6 +27,7 @@ if WORKER and hasattr(os, "sched_setaffinity"):
     # Cores of its own for a worker and the processes that it starts: threads of a runtime spin while they wait for one
     # another, which takes ten to a hundred times as long when those of two processes share the cores
     CORES = sorted(os.sched_getaffinity(0))
+    os.environ["EMBEDLLM_TEST_CORES"] = ",".join(map(str, CORES))  # for what may not have one alone
     os.sched_setaffinity(0, CORES[int(WORKER[2:]) % len(CORES) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])])
 
 # machines are shared: a slow example is no failure

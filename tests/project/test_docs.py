@@ -76,6 +76,8 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     if page.name == "tutorial.md":
         model = published_file(SMOLLM2, "**/*.gguf")
         (tmp_path / model.name).symlink_to(model)
+    if page.name == "scale.md":  # or a cluster takes a fifth of a core from all tests behind
+        served.callback(pytest.importorskip("ray").shutdown)
     namespace: dict[str, object] = {"__name__": "__example__"}
     text = page.read_text(encoding="utf-8")
     if page.name == "server-dialects.md":  # as if the server that the page starts were there

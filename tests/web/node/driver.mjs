@@ -15,9 +15,13 @@ import {resolve} from "node:path";
 const [nodeModules, executablePath] = process.argv.slice(2);
 const {chromium} = createRequire(resolve(nodeModules, "of-the-driver.js"))("playwright-core");
 
+const {EMBEDLLM_TEST_CORES: cores} = process.env; // set for a process that has a part of them
 const FLAGS = [
   "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
   "--disable-dev-shm-usage", "--enable-unsafe-webgpu",
+  // The software GPU's threads are pinned to the first as many cores as the process has, 0 for one that has core 1 alone:
+  // there they waited for other tests, minutes in all. So its process, and no other, has all cores.
+  ...(cores ? ["--no-zygote", `--gpu-launcher=taskset -c ${cores}`] : []),
   ...(process.env.EMBEDLLM_CHROMIUM_FLAGS?.split(" ").filter(Boolean) ?? []), // such as those for a GPU: docs/webgpu.md
 ];
 
