@@ -204,8 +204,8 @@ ASK_AGAIN = """async ({ prompts, options }) => {
 
 @pytest.mark.slow  # software takes seconds to load a model
 @pytest.mark.software_gpu
-# with windows and M-RoPE, without, with states and M-RoPE, with states and tiles
-@pytest.mark.parametrize("folder", ["qwen2_5_vl", "mistral3", "qwen3_5", "lfm2_vl"], indirect=True)
+# with windows and M-RoPE, with states and tiles; with both Qwen 3.5 in test_images_python.py
+@pytest.mark.parametrize("folder", ["qwen2_5_vl", "lfm2_vl"], indirect=True)
 def test_a_gpu_places_images_as_the_desktop(
     page: Page, web_server: WebServer, folder: Path, desktop: embedllm.Model
 ) -> None:

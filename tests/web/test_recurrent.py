@@ -105,7 +105,11 @@ def test_a_rewound_sequence_goes_on_as_a_fresh_one(
     feed([19], 0)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("folder", "device"),
+    [*((name, "wasm") for name in CHECKPOINTS), pytest.param("qwen3_5", *SOFTWARE.values, marks=SOFTWARE.marks)],
+    indirect=["folder"],
+)
 def test_a_stopped_feed_and_a_moved_state_leave_what_a_fresh_sequence_has(
     device: str, page: Page, web_server: WebServer, folder: Path, expected: Callable[[Sequence[int]], list[float]]
 ) -> None:
@@ -154,6 +158,7 @@ def test_a_stopped_feed_and_a_moved_state_leave_what_a_fresh_sequence_has(
 
 @pytest.mark.slow
 @pytest.mark.software_gpu
+@pytest.mark.parametrize("folder", ["qwen3_5"], indirect=True)
 def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebServer, folder: Path) -> None:
     opened(page, web_server, folder, "webgpu-software")
     check_steps_ahead(page, folder, some_tokens(5, VOCABULARY), atol=ATOL)
