@@ -37,7 +37,6 @@ class Made:
     """A case's checkpoint, its model in transformers, and the folder exported of it, which has its very weights."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder
         self.model = make_checkpoint(folder / "checkpoint", FAMILIES[name])
         self.package = convert(folder / "checkpoint", folder / "package", Recipe(bits=16, context=CONTEXT))
         self.tokens: list[int] = np.random.default_rng(1).integers(0, 300, PROMPT + STEPS).tolist()

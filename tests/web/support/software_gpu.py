@@ -29,15 +29,14 @@ class SoftwareGpu:
 
     def __init__(self, browser: Browser, server: WebServer, model: Path, *, load: str, urls: Mapping[str, str]) -> None:
         """model: the folder that stays; load: what puts globalThis.loaded in place, given {url, device, urls}."""
-        self.server = server
         self._context = browser.context()
-        browser.kept.add(self._context.id)
         self.page = self._context.page(f"{server.url}/tests/blank.html")
         given = {"url": server.serve("/models/held", model) + "/", "device": "webgpu-software", "urls": urls}
         self.page.in_worker(load, probed(self.page, given), patience_s=LONG_S)
         self.page.in_worker('globalThis.held = loaded; await import("/src/worker.js");')
         self.page.evaluate('() => { globalThis.keptWorker = workerOf("scratch"); }')
         self.clear()
+        browser.kept.add(self._context.id)  # not before: what fails above is closed with the test
 
     def clear(self) -> None:
         """Closes what a test opened. Raises if the page has not got over it."""
