@@ -149,14 +149,17 @@ def _resident(piece: Range) -> Iterator[Range]:
 
 
 def _without(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
-    """What of the ranges, both lists in order, no other covers."""
+    """What of the ranges, both lists in order, no other covers; in one pass, as a process may have thousands."""
+    at = 0  # of the others: those before it end before all that is left
     for start, end in ranges:
-        for other_start, other_end in others:
-            if other_end <= start or end <= other_start:
-                continue
+        while at < len(others) and others[at][0] < end:
+            other_start, other_end = others[at]
             if start < other_start:
                 yield start, other_start
             start = max(start, other_end)
+            if other_end > end:
+                break  # it may cover the next range too
+            at += 1
         if start < end:
             yield start, end
 

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embedllm.backends.system import host_memory, host_tuning
 from embedllm.backends.system.host_memory import (
@@ -38,6 +40,35 @@ def test_what_was_there_before_is_left_out(
     ranges: list[host_memory.Range], others: list[host_memory.Range], left: list[host_memory.Range]
 ) -> None:
     assert list(_without(ranges, others)) == left
+
+
+def in_order(parts: st.DataObject, name: str) -> list[host_memory.Range]:
+    ends = sorted(parts.draw(st.sets(st.integers(0, 60), max_size=24), label=name))
+    return list(zip(ends[::2], ends[1::2], strict=False))
+
+
+@given(st.data())
+def test_any_ranges_lose_what_others_cover_and_nothing_else(parts: st.DataObject) -> None:
+    ranges, others = in_order(parts, "ranges"), in_order(parts, "others")
+    expected = {i for start, end in ranges for i in range(start, end)} - {
+        i for start, end in others for i in range(start, end)
+    }
+    left = list(_without(ranges, others))
+    assert [i for start, end in left for i in range(start, end)] == sorted(expected)
+    assert all(start < end for start, end in left)
+
+
+def test_mappings_by_the_ten_thousand_are_compared_in_one_pass() -> None:
+    class Counted(list[host_memory.Range]):
+        reads = 0
+
+        def __getitem__(self, at: int) -> host_memory.Range:  # type: ignore[override]
+            self.reads += 1
+            return super().__getitem__(at)
+
+    before = Counted((i, i + 1) for i in range(0, 20_000, 2))
+    assert list(_without([(0, 1), (1, 5), (10_000, 20_000)], before))[:2] == [(1, 2), (3, 4)]
+    assert before.reads < 3 * len(before)
 
 
 def huge_kib() -> int:
