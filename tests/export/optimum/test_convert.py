@@ -119,6 +119,7 @@ def followed(source: Path, prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("source", ["gptj"], indirect=True)  # each export starts torch and optimum: 25 s
 def test_four_bits_are_the_rounded_model(source: Path, tmp_path: Path) -> None:
     folder = convert(source, tmp_path / "out", exporter="optimum")
     kinds = json.loads((folder / "embedllm.json").read_text())["quantization"].values()

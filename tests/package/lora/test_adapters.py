@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedllm.backends.base import BatchRow, Engine, FeedsAll, RunsBatches, Session, TakesAdapters
-from embedllm.backends.devices.registry import DeviceCatalog, devices, open_engine
+from embedllm.backends.devices.registry import DeviceCatalog, open_engine
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
@@ -20,6 +20,7 @@ from embedllm.package.lora.adapter import Adapter
 from embedllm.package.lora.peft import read_adapter
 from embedllm.package.package import open_package
 from embedllm.package.tensors import linears
+from tests.support.openings import device
 from tests.support.peft_folders import ALL, merged_checkpoint, write_adapter
 from tests.support.tiny import tiny_checkpoint
 
@@ -31,8 +32,7 @@ FLOATS = Recipe(bits=32)
 
 
 def engine(folder: Path, name: str, *, adapts: bool = True, kv: str | None = None) -> Engine:
-    device = next(device for device in devices() if device.name == name)
-    return open_engine(open_package(folder), device, exact=kv is None, adapts=adapts, kv=kv)
+    return open_engine(open_package(folder), device(name), exact=kv is None, adapts=adapts, kv=kv)
 
 
 def adapted(opened: Engine, adapter: Adapter | None) -> Session:

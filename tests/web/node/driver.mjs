@@ -72,12 +72,13 @@ const pageId = (page) => [...pages].find(([, other]) => other === page)?.[0] ?? 
 
 const commands = {
   /** A profile of its own: in a folder, which a later one can be opened on, or in memory. */
-  async context({folder, args, options}) {
+  async context({folder, args, options, program}) {
     const id = ++made;
     const all = {viewport: {width: 1000, height: 800}, ...options};
     let context;
     if (folder !== null) {
-      context = await chromium.launchPersistentContext(folder, {...launch, args: [...launch.args, ...args], ...all});
+      const own = {args: [...launch.args, ...args], executablePath: program ?? executablePath};
+      context = await chromium.launchPersistentContext(folder, {...launch, ...own, ...all});
     } else {
       browser ??= await chromium.launch(launch);
       context = await browser.newContext(all);

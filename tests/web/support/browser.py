@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.web.support.calls import PATIENCE_S, awaited, browser_error
-from tests.web.support.found import chromium, missing, node, node_modules
+from tests.web.support.found import headless_shell, missing, node, node_modules
 from tests.web.support.page import Context
 
 NODE = Path(__file__).parents[1] / "node"
@@ -37,7 +37,7 @@ class Browser:
         if reason := missing():
             raise RuntimeError(reason)
         self._process = subprocess.Popen(
-            [str(node()), str(NODE / "driver.mjs"), str(node_modules()), str(chromium())],
+            [str(node()), str(NODE / "driver.mjs"), str(node_modules()), str(headless_shell())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True,
         )  # fmt: skip
         self._lock = threading.Lock()
@@ -67,13 +67,20 @@ class Browser:
         self._process.stdout.close()
 
     def context(
-        self, folder: Path | None = None, *, args: Sequence[str] = (), options: Mapping[str, object] | None = None
+        self,
+        folder: Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        options: Mapping[str, object] | None = None,
+        program: str | None = None,
     ) -> Context:
         """A profile: in a folder, that what pages store is there for the next one, or in memory.
 
-        args: more flags for Chromium (with a folder only); options: Playwright's of a context (viewport, locale, ...).
+        args, program: more flags for Chromium, and another Chromium (with a folder only); options: Playwright's of a
+        context (viewport, locale, ...).
         """
-        given = {"folder": None if folder is None else str(folder), "args": list(args), "options": options or {}}
+        given = {"folder": None if folder is None else str(folder), "args": list(args), "options": options or {},
+                 "program": program}  # fmt: skip
         return Context(self, self.call("context", **given))
 
     def close_contexts(self) -> None:
