@@ -51,7 +51,7 @@ TALK = """async ({ url, urls, device, content, options }) => {
 @pytest.mark.parametrize(
     ("family", "device"),  # with states and M-RoPE, with states and tiles, with images that are read in one piece
     [("qwen3_5", "wasm"), ("lfm2_vl", "wasm"), ("gemma3", "wasm"),
-     pytest.param("qwen3_5", *SOFTWARE.values, marks=SOFTWARE.marks)],
+     *(pytest.param(family, *SOFTWARE.values, marks=SOFTWARE.marks) for family in ("qwen3_5", "lfm2_vl"))],
 )  # fmt: skip
 def test_replies_and_stored_conversations_are_those_of_the_desktop(
     page: Page, web_server: WebServer, places: dict[str, str], family: str, device: str, tmp_path: Path

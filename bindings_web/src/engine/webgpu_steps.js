@@ -17,7 +17,7 @@ import { widen } from "./float_bytes.js";
 
 const READ_USAGE = 1 | 8; // MAP_READ, COPY_DST
 const HEAD = 16; // bytes before a row: the token after it
-const CERTAIN = 2; // right guesses in a row, after which steps run ahead
+const CERTAIN = 2; // right guesses in a row behind a wrong one, after which steps run ahead
 export const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
 
 /** The KV of one sequence and the steps over it. */
@@ -29,7 +29,7 @@ export class GpuSteps {
   #staging = [];
   #end = -1; // tokens held when the latest row came
   #guess = -1; // the GPU's of the token after that
-  #guessed = 0; // tokens in a row that were the GPU's guess
+  #guessed = 0; // tokens in a row that were the GPU's guess; more behind a prompt
   #frontier = 0; // tokens up to which steps have run
   /** @type {{read: Promise<Read>}[]} behind the latest row */
   #ahead = [];
@@ -89,14 +89,17 @@ export class GpuSteps {
     this.#forget();
     await buffers.feed(tokens, position, images);
     buffers.states?.end(tokens.length);
+    this.#guessed = draws ? CERTAIN : 0;
     return this.#take(await this.#read(buffers, draws, 0), position + tokens.length);
   }
 
   /** @param {number} token @param {number} position @param {Draws | null} draws */
   async #step(token, position, draws) {
     const buffers = this.#held();
-    const isGuessed = position === this.#end && token === this.#guess;
-    const guessed = isGuessed && draws ? this.#guessed + 1 : 0;
+    const goesOn = position === this.#end;
+    const isGuessed = goesOn && token === this.#guess;
+    // where no guess was wrong, as behind a prompt, steps run ahead at once
+    const guessed = !draws || (goesOn && !isGuessed) ? 0 : isGuessed ? this.#guessed + 1 : CERTAIN;
     let step = isGuessed ? this.#ahead.shift() : undefined;
     if (!step) {
       if (!isGuessed || this.#frontier !== position) buffers.setNext(token, position);
