@@ -101,7 +101,7 @@ it packs all matrices: no byte is stored twice.
 
 Measured: milliseconds of CPU time of a layer with its attention, 8 experts of a token, hidden size 1024, 512 in an
 expert, 4 bits, one thread of a Sapphire Rapids Xeon with much other work on it, ONNX Runtime 1.32, medians of
-interleaved rounds (`python tests/benchmarks/bench_qmoe.py`, with `--experts` and `--zero-points`):
+interleaved rounds (`python -m tests.benchmarks.bench_qmoe`, with `--experts` and `--zero-points`):
 
 | tokens | 64 experts, one by one | QMoE | with zero points, one by one | QMoE | 256 experts, one by one | QMoE |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -116,12 +116,12 @@ two cores of a busy machine, ONNX Runtime 1.32, in turns, medians of CPU time): 
 today's, 5.9 s expert by expert, with 5.4, 5.3 and 5.4 GB of memory at the most. Packing takes 5.0 of the 7.0 s
 (`session.disable_prepacking=1` leaves 1.7), 2 s a GB of weights, and is the kernels' own: the whole model, 18 GB,
 would take about 25 s of two idle cores. A step takes 81 ms of CPU time instead of 108. The results agree with the
-reference as those of single experts do (`tests/export/onnx/test_fused_experts.py`). `python
-tests/benchmarks/bench_mixture_shapes.py` writes such folders and measures them.
+reference as those of single experts do (`tests/export/onnx/test_fused_experts.py`). `python -m
+tests.benchmarks.bench_mixture_shapes` writes such folders and measures them.
 
 On `cuda` it changes more: no kernel waits for the number of an expert's tokens, so steps are captured and batches share
 them. Three layers of 128 experts of which 8 are used, hidden size 2048, 768 in an expert (Qwen3-30B-A3B's), H200,
-onnxruntime-gpu 1.31.1, 2026-11-24 (`python tests/benchmarks/bench_qmoe_cuda.py`):
+onnxruntime-gpu 1.31.1, 2026-11-24 (`python -m tests.benchmarks.bench_qmoe_cuda`):
 
 | | load | prompt of 512 tokens | the first one | step |
 | --- | --- | --- | --- | --- |

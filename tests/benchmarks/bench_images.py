@@ -1,6 +1,6 @@
 """What prompts with images cost: the first token of fresh images, of a second turn, and of text on the same model.
 
-    python tests/benchmarks/bench_images.py cpu openvino [--shape smolvlm] [--rounds 5] [--layers 30]
+    python -m tests.benchmarks.bench_images cpu openvino [--shape smolvlm] [--rounds 5] [--layers 30]
 
 A random model of SmolVLM-256M's shape is exported first (4 bits, the encoder 8): an encoder of 12 layers for tiles of
 512 x 512 pixels, 64 tokens each, and a decoder of 30 layers. Of Qwen3-VL-2B's shape (qwen3_vl), images have 256 tokens,

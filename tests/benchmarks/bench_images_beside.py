@@ -1,18 +1,18 @@
 r"""The first token behind an image, beside llama.cpp (mtmd) and openvino-genai: engines take turns, images are new.
 
     pip install xllamacpp
-    python tests/benchmarks/bench_images_beside.py llama-cpp [--rounds 7] [--threads 2] [--layers 30]
+    python -m tests.benchmarks.bench_images_beside llama-cpp [--rounds 7] [--threads 2] [--layers 30]
 
 A random model of SmolVLM-256M's shape is written as GGUF: the decoder in Q4_0, its vision encoder in Q8_0. embedllm
 exports these (weights bit for bit) and answers on `cpu` and on `openvino`; llama.cpp reads them, with its defaults and
 with the number of threads given. The image is a PNG of 512 x 512 pixels. It is one tile for embedllm, as for
 transformers, and two for llama.cpp, which adds the image as a whole.
 
-    python tests/benchmarks/bench_images_beside.py write CHECKPOINT
+    python -m tests.benchmarks.bench_images_beside write CHECKPOINT
     optimum-cli export openvino -m CHECKPOINT --task image-text-to-text \
         --weight-format int4 --group-size 32 --ratio 1.0 OV
     embedllm export CHECKPOINT PACKAGE --method nearest
-    python tests/benchmarks/bench_images_beside.py openvino-genai PACKAGE OV
+    python -m tests.benchmarks.bench_images_beside openvino-genai PACKAGE OV
 
 A random model of Qwen2-VL 2B's shape with 4 of 28 layers and 8 of 32 in its encoder; 448 x 448 pixels, 256 tokens, for
 both. Decoder in 4 bits, encoder in 8. optimum-intel 2.2 needs transformers 4.57, so an environment of its own.

@@ -1,6 +1,6 @@
 """Mixtures in the shapes that people run, cut to a few layers: how graphs of one folder load, prefill and decode.
 
-    python tests/benchmarks/bench_mixture_shapes.py qwen3.5-35b-a3b --layers 4 --graphs qmoe-float32,openvino --rounds 3
+    python -m tests.benchmarks.bench_mixture_shapes qwen3.5-35b-a3b --layers 4 --graphs qmoe-float32,openvino --rounds 3
 
 Weights are random: speed does not depend on their values, memory neither. Every measurement is a process of its own,
 which loads one graph; graphs take turns. Times are of the CPU, for a busy machine, and of the wall in brackets:

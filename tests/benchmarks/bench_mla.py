@@ -1,6 +1,6 @@
 """A layer of multi-head latent attention (MLA) on the CPU: whole keys and values, and latents, interleaved.
 
-    python tests/benchmarks/bench_mla.py [--device openvino] [--heads 16] [--rank 512] [--nope 128] [--hidden 2048]
+    python -m tests.benchmarks.bench_mla [--device openvino] [--heads 16] [--rank 512] [--nope 128] [--hidden 2048]
 
 The shape is that of DeepSeek-V2-Lite, with a dense mlp of about the size of the experts that a token passes. A layer is
 the difference of a model of three layers and one of one layer, by two: the last layer of a model computes the last

@@ -1,6 +1,6 @@
 """A layer of a mixture on the CPU, expert by expert and as one operator (QMoE), interleaved; and how both load.
 
-    python tests/benchmarks/bench_qmoe.py --experts 64 --used 8 --hidden 1024 --inner 512
+    python -m tests.benchmarks.bench_qmoe --experts 64 --used 8 --hidden 1024 --inner 512
 
 A layer is the difference of a model of three layers and one of one layer, by two: the last layer of a model computes
 the last position only, so that a model of one layer says nothing of a prompt. Attention is part of it. Both graphs are

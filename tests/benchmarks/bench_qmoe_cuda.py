@@ -1,6 +1,6 @@
 """A mixture on CUDA, expert by expert and as one operator (QMoE): load, prompt and step.
 
-    python tests/benchmarks/bench_qmoe_cuda.py --layers 3 --experts 128 --used 8 --hidden 2048 --inner 768
+    python -m tests.benchmarks.bench_qmoe_cuda --layers 3 --experts 128 --used 8 --hidden 2048 --inner 768
 
 Random weights, both graphs of one folder: 4 bits in groups of 32. A step is that of a session, from the token to the
 best one; the median of a hundred behind a prompt. The first prompt of an engine chooses kernels.

@@ -1,6 +1,6 @@
 """Captured steps of a recurrent model on WebGPU beside steps launched kernel by kernel, in one process and in turns.
 
-    python tests/benchmarks/bench_webgpu_recurrent.py [FOLDER] [--rounds 5] [--tokens 96] [--seconds 80]
+    python -m tests.benchmarks.bench_webgpu_recurrent [FOLDER] [--rounds 5] [--tokens 96] [--seconds 80]
 
 Without FOLDER: random weights in the shape of Qwen 3.5 0.8B (make_hybrid.py). On the engine itself, medians, least and
 most of the rounds: greedy steps behind a prompt of 64 tokens; steps whose rows of logits come over; the first token of

@@ -1,6 +1,6 @@
 """Memory of KV and time of a step of models whose layers have windows, on the CPU. Linux.
 
-    python tests/benchmarks/bench_window.py [--shape gemma|mistral] [--tokens 8192 32768]
+    python -m tests.benchmarks.bench_window [--shape gemma|mistral] [--tokens 8192 32768]
 
 Two sessions of a model with random weights, one that keeps all and one that forgets what no window sees any more, get
 the same KV of random numbers, which is quicker than a prompt. Then they read the last tokens and make others in turn,

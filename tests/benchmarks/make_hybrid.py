@@ -1,6 +1,6 @@
 """Writes a package with random weights in the shape of a hybrid (recurrent) model, for benchmarks without a download.
 
-    python tests/benchmarks/make_hybrid.py OUT --shape qwen3.5-0.8b [--layers 24] [--vocabulary 307]
+    python -m tests.benchmarks.make_hybrid OUT --shape qwen3.5-0.8b [--layers 24] [--vocabulary 307]
         [--graphs generic-float16]
 
 4 bits in groups of 32, and the demo's tokenizer. Speed and memory do not depend on the weights' values.

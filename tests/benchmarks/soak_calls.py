@@ -1,6 +1,6 @@
 """Calls of a random model that grammars hold: every one must be readable and valid.
 
-    python tests/benchmarks/soak_calls.py [--calls 100000] [--schemas 1000]
+    python -m tests.benchmarks.soak_calls [--calls 100000] [--schemas 1000]
 
 Each schema goes with one of the formats in turn. A call that takes more than 1000 tokens is counted apart: a random
 model does not know when to end a text.

@@ -1,6 +1,6 @@
 """KeyboardInterrupts at random moments of every kind of call: the model answers rightly after each.
 
-    PYTHONPATH=. python tests/benchmarks/soak_interrupts.py --device cpu --interrupts 2000
+    python -m tests.benchmarks.soak_interrupts --device cpu --interrupts 2000
 
 POSIX only: the interrupts come from a timer's signal.
 """

@@ -22,6 +22,7 @@ from tests.support.vision import chat_checkpoint
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BENCHMARKS = sorted((ROOT / "tests" / "benchmarks").glob("*.py"))
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
 
 
@@ -34,6 +35,18 @@ def test_what_is_read_of_gguf_is_listed_and_counted() -> None:
     folded = " ".join(changes.split())
     assert f"files of {len(known)} architectures" in folded
     assert f"Quantized tensors of all {len(quantized)} types" in folded
+
+
+def test_commands_of_benchmarks_name_those_that_import_tests_as_modules() -> None:
+    """By its path a program finds no package `tests`."""
+    paths = [
+        path for path in BENCHMARKS if re.search("^(from|import) (tests|tools)", path.read_text(encoding="utf-8"), re.M)
+    ]
+    assert paths
+    wrong = re.compile(rf"python3?\s+tests/benchmarks/(?:{'|'.join(path.stem for path in paths)})\.py")
+    sources = [*PAGES, *sorted((ROOT / "docs").glob("*.py")), *BENCHMARKS]
+    found = {str(source.relative_to(ROOT)): wrong.findall(source.read_text(encoding="utf-8")) for source in sources}
+    assert {name: commands for name, commands in found.items() if commands} == {}
 
 
 @pytest.fixture
