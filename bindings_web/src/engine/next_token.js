@@ -18,10 +18,11 @@ const USAGE = 64 | 8; // GPUBufferUsage: UNIFORM, COPY_DST
 
 /**
  * How the host will choose: temperature and truncations as Sampling has them, temperature 0 being greedy; uniform: the
- * number that it will draw for the row that comes after as many others, in [0, 1); note: tells that it drew one.
+ * number that it will draw for the row that comes after as many others, in [0, 1); note: tells that it drew one; left:
+ * tokens still to be chosen, at most.
  *
  * @typedef {{temperature: number, top_k: number, top_p: number, min_p: number, uniform: (place: number) => number,
- *   note?: () => void}} Draws
+ *   note?: () => void, left?: () => number}} Draws
  */
 
 /** The kernel for one size and type of rows. */

@@ -109,7 +109,8 @@ export class GpuSteps {
     }
     buffers.states?.end(1);
     this.#guessed = guessed;
-    while (guessed >= CERTAIN && this.#ahead.length < AHEAD && this.#frontier < buffers.capacity) {
+    const most = guessed < CERTAIN ? 0 : Math.min(AHEAD, (draws?.left?.() ?? Infinity) - 1); // less the row of this step
+    while (this.#ahead.length < most && this.#frontier < buffers.capacity) {
       this.#ahead.push(await this.#launch(buffers, draws, 1 + this.#ahead.length));
     }
     return this.#take(await step.read, position + 1);

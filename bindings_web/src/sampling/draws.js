@@ -23,10 +23,10 @@ export function drawsOf(sampling, random) {
 /**
  * By the numbers that another one with this seed draws, one for each token: Python's.
  *
- * @param {Sampling} sampling with a seed
+ * @param {Sampling} sampling with a seed @param {number} limit tokens to choose at most
  */
-export function drawsBySeed(sampling) {
+export function drawsBySeed(sampling, limit) {
   const random = new Random(sampling.seed);
   const draws = drawsOf(sampling, random);
-  return draws && { ...draws, note: () => void random.random() };
+  return draws && { ...draws, note: () => (random.random(), void limit--), left: () => limit };
 }

@@ -80,6 +80,11 @@ export class Generation {
     return this.#statistics;
   }
 
+  /** Tokens still to be chosen, at most. */
+  get left() {
+    return this.#limit - this.#statistics.tokens;
+  }
+
   /**
    * Decides one step; the last one has a finish_reason, and must not be followed by another.
    *

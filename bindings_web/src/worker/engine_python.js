@@ -128,7 +128,7 @@ async function foreseen(reply, engine, texts, isHeld) {
     const sampling = new Sampling({ ...defaults, ...reply.sampling });
     if (isHeld) return reply;
     const seed = sampling.seed ?? crypto.getRandomValues(new Uint32Array(1))[0];
-    engine.draws = drawsBySeed(new Sampling({ ...sampling, seed }));
+    engine.draws = drawsBySeed(new Sampling({ ...sampling, seed }), reply.max_tokens ?? Infinity);
     return { ...reply, sampling: { ...reply.sampling, seed } };
   } catch (error) {
     if (error instanceof RangeError) return reply; // Python refuses it, or knows more options

@@ -167,7 +167,6 @@ export class Runner {
     const held = sequence.keep(prompt, images);
     const text = prompt.filter((token) => token < this.#engine.vocabulary); // the rest stands for images
     const sampler = new Sampler(sampling, text, { constraint });
-    this.#engine.draws = sampler.draws;
     const room = this.#engine.context - prompt.length;
     const wanted = max_tokens ?? room + 1;
     const generation = new Generation({
@@ -180,6 +179,7 @@ export class Runner {
       topCount: top_count,
       statistics: { prompt_tokens: prompt.length, cached_tokens: held },
     });
+    this.#engine.draws = sampler.draws && { ...sampler.draws, left: () => generation.left };
     /** @type {number[][]} */
     const pieces = [];
     for (let at = held, end = held; at < prompt.length; at = end) {

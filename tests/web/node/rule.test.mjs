@@ -83,7 +83,7 @@ test("draws by a seed follow those of another sampler, from its first row on", a
     draws: () => draws, images: () => null, alone, after: alone }, 0);
   for (const seed of [3, 4]) { // the second request begins behind the last row of the first, which was asked
     const sampler = new Sampler(new Sampling({ seed }));
-    draws = drawsBySeed(new Sampling({ seed }));
+    draws = drawsBySeed(new Sampling({ seed }), 5);
     told.length = 0;
     session.rewind(0);
     let row = await session.feed([1, 2, 3]); // two pieces
@@ -93,6 +93,7 @@ test("draws by a seed follow those of another sampler, from its first row on", a
     const random = new Random(seed);
     const [first, ...others] = [0, 1, 2, 3].map(() => random.random());
     assert.deepEqual(told, [first, first, first, ...others]);
+    assert.equal(draws?.left?.(), 2); // three were fed again
   }
 });
 
