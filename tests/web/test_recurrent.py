@@ -37,7 +37,7 @@ CHECKPOINTS = {"lfm2": tiny_lfm2, "qwen3_5": tiny_qwen3_5, "falcon_h1": tiny_fal
 VOCABULARY = 307
 # of logits up to 6: measured 5.2e-5 on one AMD EPYC, less on another; a norm divides what is nearly zero, and states
 # carry the difference on
-ATOL = 3e-4
+ATOL = 1e-3  # of 6; by one CPU's rounding a norm of nearly zero gives 1e-4 of the spread, by others' 1e-5
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)

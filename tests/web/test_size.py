@@ -18,7 +18,7 @@ WEB = Path(__file__).parents[2] / "bindings_web"
 LIMITS = {
     "the page": 17_000,
     "the worker": 52_000,
-    "WebGPU": 39_000,
+    "WebGPU": 40_000,
     "WebAssembly": 4_000,
     "recurrent states": 3_000,
     "saved conversations": 6_000,

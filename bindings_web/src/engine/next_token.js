@@ -4,8 +4,10 @@
 // word: rounding in float32, or more tokens in the draw than LISTED, make the GPU's a guess that is wrong at times.
 
 const WORKGROUP = 256;
-const LISTED = 1024; // tokens that a truncated draw can choose from
-const LEAST = 1e-4; // weight of those, of the best one's
+const LISTED = 1024; // tokens that are sorted for a truncated draw
+const LOOK = 255; // of a draw without top_k, how many of the best ones the host looks at first: src/sampling/sampler.js
+/** Weight of those, of the best one's: the first that no more than LISTED have. */
+const LEAST = [[1e-4, 1e-3, 1e-2, 3e-2], [0.1, 0.2, 0.4, 0.7]];
 const USAGE = 64 | 8; // GPUBufferUsage: UNIFORM, COPY_DST
 
 /**
@@ -79,6 +81,11 @@ export class NextToken {
 /**
  * One workgroup: at 152,000 tokens a thread looks at 600, and a second dispatch would cost as much as it saves.
  *
+ * draw_all: from the whole vocabulary, in the order of ids. draw_listed: from the best ones that the truncations leave, in
+ * the order of their logits; where more are left than the host looks at, nothing is chosen: the host then draws from all
+ * until the truncations leave the token, which the first one mostly is. counts: of the tokens with each of the least
+ * weights, and of those listed, which are put in order by a bitonic sort. What min_p leaves out is not listed; top_k counts it.
+ *
  * Of equal logits the lowest id is best, as in array_logits.js. A NaN is never best: the host finds it in the row.
  *
  * @param {number} vocabulary @param {"float32" | "float16"} type
@@ -100,7 +107,7 @@ var<workgroup> values: array<f32, ${WORKGROUP}>;
 var<workgroup> places: array<u32, ${WORKGROUP}>;
 var<workgroup> weights: array<f32, ${LISTED}>;
 var<workgroup> tokens: array<u32, ${LISTED}>;
-var<workgroup> count: atomic<u32>;
+var<workgroup> counts: array<atomic<u32>, 9>;
 var<workgroup> chosen: u32;
 fn logit(token: u32) -> f32 {
   ${look}
@@ -109,7 +116,6 @@ fn weight(token: u32, best: f32) -> f32 { return exp((logit(token) - best) / opt
 fn goes_first(one: u32, other: u32) -> bool {
   return weights[one] > weights[other] || (weights[one] == weights[other] && tokens[one] < tokens[other]);
 }
-// From the whole vocabulary, in the order of ids.
 fn draw_all(lane: u32, best: f32) {
   let stop = min((lane + 1u) * CHUNK, SIZE);
   var sum = 0.0;
@@ -132,24 +138,36 @@ fn draw_all(lane: u32, best: f32) {
     chosen = token;
   }
 }
-// From the best ones that the truncations leave, in the order of their logits.
 fn draw_listed(lane: u32, best: f32) {
+  let floor = vec4f(select(options.min_p, 0.0, options.top_k > 0.0));
+  var least = array(${LEAST.map((four) => `max(vec4f(${four}), floor)`)});
+  var own = array(vec4u(), vec4u());
   var sum = 0.0;
   for (var token = lane; token < SIZE; token += ${WORKGROUP}u) {
-    let own = weight(token, best);
-    sum += own;
-    if (own >= ${LEAST}) {
-      let place = atomicAdd(&count, 1u);
-      if (place < ${LISTED}u) { weights[place] = own; tokens[place] = token; }
-    }
+    let found = weight(token, best);
+    sum += found;
+    for (var part = 0u; part < 2u; part++) { own[part] += select(vec4u(), vec4u(1), vec4f(found) >= least[part]); }
   }
   values[lane] = sum;
+  for (var each = 0u; each < 8u; each++) { atomicAdd(&counts[each], own[each / 4u][each % 4u]); }
   workgroupBarrier();
-  let found = min(atomicLoad(&count), ${LISTED}u);
+  var wanted = 1.0;
+  for (var each = 8u; each > 0u; each--) {
+    if (atomicLoad(&counts[each - 1u]) <= ${LISTED}u) { wanted = least[(each - 1u) / 4u][(each - 1u) % 4u]; }
+  }
+  for (var token = lane; token < SIZE; token += ${WORKGROUP}u) {
+    let found = weight(token, best);
+    if (found >= wanted) {
+      let place = atomicAdd(&counts[8], 1u);
+      if (place < ${LISTED}u) { weights[place] = found; tokens[place] = token; }
+    }
+  }
+  workgroupBarrier();
+  let found = min(atomicLoad(&counts[8]), ${LISTED}u);
   for (var place = lane; place < ${LISTED}u; place += ${WORKGROUP}u) {
     if (place >= found) { weights[place] = -1.0; tokens[place] = SIZE; }
   }
-  for (var size = 2u; size <= ${LISTED}u; size *= 2u) { // a bitonic sort
+  for (var size = 2u; size <= ${LISTED}u; size *= 2u) {
     for (var stride = size / 2u; stride > 0u; stride /= 2u) {
       workgroupBarrier();
       for (var pair = lane; pair < ${LISTED / 2}u; pair += ${WORKGROUP}u) {
@@ -163,7 +181,7 @@ fn draw_listed(lane: u32, best: f32) {
     }
   }
   workgroupBarrier();
-  if (lane != 0u || atomicLoad(&count) > ${LISTED}u) { return; }
+  if (lane != 0u || atomicLoad(&counts[8]) > ${LISTED}u) { return; }
   var left = found;
   var total = 0.0;
   if (options.top_k > 0.0) {
@@ -178,6 +196,8 @@ fn draw_listed(lane: u32, best: f32) {
     mass += weights[kept];
     kept++;
   }
+  let is_whole = kept < found || wanted <= options.min_p;
+  if (options.top_k == 0.0 && (!is_whole || kept > ${LOOK}u)) { return; }
   var reached = weights[0];
   var place = 0u;
   while (place + 1u < kept && reached <= options.drawn * mass) {
@@ -211,8 +231,9 @@ fn draw_listed(lane: u32, best: f32) {
   if (lane == 0u) { chosen = places[0]; }
   workgroupBarrier();
   if (options.temperature > 0.0) {
-    if (options.top_k == 0.0 && options.top_p >= 1.0 && options.min_p <= 0.0) { draw_all(lane, best); }
-    else { draw_listed(lane, best); }
+    if (options.top_k == 0.0) { draw_all(lane, best); }
+    workgroupBarrier();
+    if (options.top_k > 0.0 || options.top_p < 1.0 || options.min_p > 0.0) { draw_listed(lane, best); }
   }
   workgroupBarrier();
   if (lane == 0u) {

@@ -35,7 +35,7 @@ from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_granite_hybrid, ti
 
 pytestmark = pytest.mark.webgpu
 
-CLOSE = 1e-4  # of the spread of the logits, in float32; measured: 7e-6
+CLOSE = 1e-3  # of the spread of the logits, in float32; measured: 7e-6, 1.4e-4 where a norm divides nearly zero
 GREEDY = Sampling(temperature=0)
 PROMPT = [11, 5, 200, 31, 7, 90, 14]
 
