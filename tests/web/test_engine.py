@@ -353,16 +353,23 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
       }
       return { found, runs, first };
     };
+    engine.draws = { temperature: 0, top_k: 0, top_p: 1, min_p: 0, uniform: () => 0 };
+    session.rewind(0);
+    runs = 0;
+    let row = await session.feed([1, 2, 3]);
+    for (let count = 0; count < 8; count++) row = await session.feed([row.top(2).tokens[1]]);
+    const wrong = runs;
     const told = {};
     for (const [name, options] of Object.entries(argument.samplings)) {
       told[name] = { ahead: await reply(options, true), singly: await reply(options, false) };
     }
     inner._OrtRunWithBinding = run;
-    return { told, captures: engine.captures };
+    return { told, wrong, captures: engine.captures };
     """
     given = {"samplings": SAMPLINGS, "base": urls(web_server)["onnxruntime"]}
     answer = page.in_worker(generate, given, patience_s=2 * LONG_S)
     assert answer["captures"]
+    assert answer["wrong"] == 9 + 2 * 4  # nothing runs ahead behind the third guess that is wrong
     for name, told in answer["told"].items():
         assert told["ahead"]["found"] == told["singly"]["found"], name
         assert told["singly"]["runs"] == 7, name

@@ -17,7 +17,8 @@ import { widen } from "./float_bytes.js";
 
 const READ_USAGE = 1 | 8; // MAP_READ, COPY_DST
 const HEAD = 16; // bytes before a row: the token after it
-const CERTAIN = 2; // right guesses in a row behind a wrong one, after which steps run ahead
+const WRONG = 2; // guesses behind a prompt, and one more for RIGHT right ones; where more are wrong, nothing runs ahead
+const RIGHT = 8;
 export const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
 
 /** The KV of one sequence and the steps over it. */
@@ -29,7 +30,8 @@ export class GpuSteps {
   #staging = [];
   #end = -1; // tokens held when the latest row came
   #guess = -1; // the GPU's of the token after that
-  #guessed = 0; // tokens in a row that were the GPU's guess; more behind a prompt
+  #right = 0; // guesses since the latest prompt
+  #wrong = 0;
   #frontier = 0; // tokens up to which steps have run
   /** @type {{read: Promise<Read>}[]} behind the latest row */
   #ahead = [];
@@ -89,17 +91,17 @@ export class GpuSteps {
     this.#forget();
     await buffers.feed(tokens, position, images);
     buffers.states?.end(tokens.length);
-    this.#guessed = draws ? CERTAIN : 0;
+    this.#right = this.#wrong = 0;
     return this.#take(await this.#read(buffers, draws, 0), position + tokens.length);
   }
 
   /** @param {number} token @param {number} position @param {Draws | null} draws */
   async #step(token, position, draws) {
     const buffers = this.#held();
-    const goesOn = position === this.#end;
-    const isGuessed = goesOn && token === this.#guess;
-    // where no guess was wrong, as behind a prompt, steps run ahead at once
-    const guessed = !draws || (goesOn && !isGuessed) ? 0 : isGuessed ? this.#guessed + 1 : CERTAIN;
+    const isGuessed = position === this.#end && token === this.#guess;
+    if (position !== this.#end) this.#right = this.#wrong = 0;
+    else if (isGuessed) this.#right++;
+    else this.#wrong++;
     let step = isGuessed ? this.#ahead.shift() : undefined;
     if (!step) {
       if (!isGuessed || this.#frontier !== position) buffers.setNext(token, position);
@@ -108,8 +110,8 @@ export class GpuSteps {
       step = await this.#launch(buffers, draws, 0);
     }
     buffers.states?.end(1);
-    this.#guessed = guessed;
-    const most = guessed < CERTAIN ? 0 : Math.min(AHEAD, (draws?.left?.() ?? Infinity) - 1); // less the row of this step
+    const pays = draws && this.#wrong <= WRONG + this.#right / RIGHT;
+    const most = pays ? Math.min(AHEAD, (draws.left?.() ?? Infinity) - 1) : 0; // less the row of this step
     while (this.#ahead.length < most && this.#frontier < buffers.capacity) {
       this.#ahead.push(await this.#launch(buffers, draws, 1 + this.#ahead.length));
     }
@@ -212,7 +214,7 @@ export class GpuSteps {
   /** Forgets the latest row and what runs ahead of it. */
   #forget() {
     this.#ahead = [];
-    [this.#end, this.#guess, this.#guessed, this.#frontier] = [-1, -1, 0, -1];
+    [this.#end, this.#guess, this.#frontier] = [-1, -1, -1];
   }
 
   #held() {
