@@ -121,17 +121,30 @@ def renderers() -> dict[int, int]:
     return found
 
 
-def engines(
-    server: WebServer, package: Path, peer: Path | None, models: Path, options: argparse.Namespace, threads: int
-) -> list[Engine]:
+def served(**folders: Path) -> WebServer:
+    """Our sources, tests' pages and the npm packages, and a folder at each of these names."""
+    modules = node_modules()
+    assert modules is not None
+    web = ROOT / "bindings_web"
+    roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/node_modules": modules}
+    return WebServer(roots | {f"/{name}": folder for name, folder in folders.items()})
+
+
+def library_urls(server: WebServer) -> dict[str, str]:
     modules = f"{server.url}/node_modules"
-    urls = {
+    return {
         "onnxruntime": f"{modules}/onnxruntime-web/dist/",
         "tokenizers": f"{modules}/@huggingface/tokenizers/dist/tokenizers.min.mjs",
         "hashes": f"{modules}/@noble/hashes/sha2.js",
         "jinja": f"{modules}/@huggingface/jinja/dist/index.js",
         "probe": server.serve("/probe", probe.FOLDER) + "/",
     }
+
+
+def engines(
+    server: WebServer, package: Path, peer: Path | None, models: Path, options: argparse.Namespace, threads: int
+) -> list[Engine]:
+    urls = library_urls(server)
     url = server.serve("/package", package) + "/"
     given: dict[str, Any] = {"url": url, "threads": threads, "urls": urls, "device": options.device}
     found = [Engine("embedllm-web", threads, "openOurs", given)]
@@ -214,15 +227,11 @@ def main() -> None:
     if options.device == "webgpu":
         os.environ["EMBEDLLM_CHROMIUM_FLAGS"] = options.flags
     random = np.random.default_rng(0)
-    web = ROOT / "bindings_web"
-    roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/bench": Path(__file__).parent}
-    modules = node_modules()
-    assert modules is not None
     near, far = options.positions
     text = random.integers(3, options.vocabulary, far).tolist()
     kept = {"near": text[: near - options.tokens // 2], "far": text[: far - options.tokens // 2]}
     for threads in options.threads:
-        with WebServer({**roots, "/node_modules": modules}) as server, Browser() as browser:
+        with served(bench=Path(__file__).parent) as server, Browser() as browser:
             package = package_folder(options.package)
             group = engines(server, package, options.peer, options.work, options, threads)
             for engine in group:
