@@ -10,9 +10,10 @@ refuse() { echo "browser tests: $1" >&2; exit 1; }
 command -v node >/dev/null || refuse "Node.js is not here; install Node.js 20 or newer, with npm"
 [ "$(node -p 'process.versions.node.split(".")[0]')" -ge 20 ] || refuse "Node.js is $(node --version); 20 or newer is needed"
 
-# the shell for pages, the whole browser for its extensions
+# the headless shell for pages, where the distribution has it; the whole browser for its extensions
 command -v chromium >/dev/null && command -v chromium-headless-shell >/dev/null || {
-    why=$(apt_install chromium chromium-headless-shell) || refuse "$why"
+    apt_install chromium chromium-headless-shell >/dev/null || command -v chromium >/dev/null ||
+        why=$(apt_install chromium) || refuse "$why"
 }
 
 (cd bindings_web && npm ci --no-audit --no-fund --loglevel=error)

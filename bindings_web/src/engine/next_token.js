@@ -84,7 +84,8 @@ export class NextToken {
  * draw_all: from the whole vocabulary, in the order of ids. draw_listed: from the best ones that the truncations leave, in
  * the order of their logits; where more are left than the host looks at, nothing is chosen: the host then draws from all
  * until the truncations leave the token, which the first one mostly is. counts: of the tokens with each of the least
- * weights, and of those listed, which are put in order by a bitonic sort. What min_p leaves out is not listed; top_k counts it.
+ * weights, and of those listed, which are put in order by a bitonic sort. What min_p leaves out is not listed, but where
+ * top_k counts it.
  *
  * Of equal logits the lowest id is best, as in array_logits.js. A NaN is never best: the host finds it in the row.
  *
