@@ -1,7 +1,7 @@
 // The token after a step's row, chosen on the GPU, which puts it into the inputs of the next step.
 //
 // The host chooses from the same row by the same rule (src/sampling), with the same number drawn, and has the last
-// word: rounding in float32, or more tokens in the draw than LISTED, make the GPU's a guess that is wrong at times.
+// word: rounding in float32, and flat rows of which it draws more than once, make the GPU's a guess that is wrong at times.
 
 const WORKGROUP = 256;
 const LISTED = 1024; // tokens that are sorted for a truncated draw
@@ -83,9 +83,9 @@ export class NextToken {
  *
  * draw_all: from the whole vocabulary, in the order of ids. draw_listed: from the best ones that the truncations leave, in
  * the order of their logits; where more are left than the host looks at, nothing is chosen: the host then draws from all
- * until the truncations leave the token, which the first one mostly is. counts: of the tokens with each of the least
- * weights, and of those listed, which are put in order by a bitonic sort. What min_p leaves out is not listed, but where
- * top_k counts it.
+ * until the truncations leave the token, which the first one mostly is. The sums of draw_all are in values then. counts: of
+ * the tokens with each of the least weights, and of those listed, which are put in order by a bitonic sort. What min_p
+ * leaves out is not listed, but where top_k counts it.
  *
  * Of equal logits the lowest id is best, as in array_logits.js. A NaN is never best: the host finds it in the row.
  *
@@ -143,13 +143,10 @@ fn draw_listed(lane: u32, best: f32) {
   let floor = vec4f(select(options.min_p, 0.0, options.top_k > 0.0));
   var least = array(${LEAST.map((four) => `max(vec4f(${four}), floor)`)});
   var own = array(vec4u(), vec4u());
-  var sum = 0.0;
   for (var token = lane; token < SIZE; token += ${WORKGROUP}u) {
     let found = weight(token, best);
-    sum += found;
     for (var part = 0u; part < 2u; part++) { own[part] += select(vec4u(), vec4u(1), vec4f(found) >= least[part]); }
   }
-  values[lane] = sum;
   for (var each = 0u; each < 8u; each++) { atomicAdd(&counts[each], own[each / 4u][each % 4u]); }
   workgroupBarrier();
   var wanted = 1.0;
@@ -233,7 +230,6 @@ fn draw_listed(lane: u32, best: f32) {
   workgroupBarrier();
   if (options.temperature > 0.0) {
     if (options.top_k == 0.0) { draw_all(lane, best); }
-    workgroupBarrier();
     if (options.top_k > 0.0 || options.top_p < 1.0 || options.min_p > 0.0) { draw_listed(lane, best); }
   }
   workgroupBarrier();
