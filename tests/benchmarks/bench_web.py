@@ -29,13 +29,12 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import numpy as np
 
-from embedllm.backends.probe import probe
 from embedllm.loading.resolve import package_folder
 from tests.benchmarks.export_for_transformers_js import export
+from tests.web.support import site
 from tests.web.support.browser import Browser
-from tests.web.support.found import node_modules
 from tests.web.support.page import Page
-from tests.web.support.server import ROOT, WebServer
+from tests.web.support.server import WebServer
 from tests.web.test_python import template_engine
 from tools import make_web_wheel
 
@@ -121,30 +120,10 @@ def renderers() -> dict[int, int]:
     return found
 
 
-def served(**folders: Path) -> WebServer:
-    """Our sources, tests' pages and the npm packages, and a folder at each of these names."""
-    modules = node_modules()
-    assert modules is not None
-    web = ROOT / "bindings_web"
-    roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/node_modules": modules}
-    return WebServer(roots | {f"/{name}": folder for name, folder in folders.items()})
-
-
-def library_urls(server: WebServer) -> dict[str, str]:
-    modules = f"{server.url}/node_modules"
-    return {
-        "onnxruntime": f"{modules}/onnxruntime-web/dist/",
-        "tokenizers": f"{modules}/@huggingface/tokenizers/dist/tokenizers.min.mjs",
-        "hashes": f"{modules}/@noble/hashes/sha2.js",
-        "jinja": f"{modules}/@huggingface/jinja/dist/index.js",
-        "probe": server.serve("/probe", probe.FOLDER) + "/",
-    }
-
-
 def engines(
     server: WebServer, package: Path, peer: Path | None, models: Path, options: argparse.Namespace, threads: int
 ) -> list[Engine]:
-    urls = library_urls(server)
+    urls = site.urls(server)
     url = server.serve("/package", package) + "/"
     given: dict[str, Any] = {"url": url, "threads": threads, "urls": urls, "device": options.device}
     found = [Engine("embedllm-web", threads, "openOurs", given)]
@@ -231,7 +210,7 @@ def main() -> None:
     text = random.integers(3, options.vocabulary, far).tolist()
     kept = {"near": text[: near - options.tokens // 2], "far": text[: far - options.tokens // 2]}
     for threads in options.threads:
-        with served(bench=Path(__file__).parent) as server, Browser() as browser:
+        with site.new_server(bench=Path(__file__).parent) as server, Browser() as browser:
             package = package_folder(options.package)
             group = engines(server, package, options.peer, options.work, options, threads)
             for engine in group:

@@ -17,9 +17,10 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import embedllm
-from tests.benchmarks.bench_web import GPU_FLAGS, PATIENCE_S, library_urls, served
+from tests.benchmarks.bench_web import GPU_FLAGS, PATIENCE_S
 from tests.web.support.browser import Browser
 from tests.web.support.server import ROOT
+from tests.web.support.site import new_server, urls
 
 MODEL, PICTURES = (ROOT / "samples" / "seeing" / name for name in ("model", "pictures"))
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
@@ -57,9 +58,9 @@ def main() -> None:
             asked.append((image, question))
             content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
             expected.append(list(llm.chat([{"role": "user", "content": content}], **GREEDY).tokens))
-    with served(model=MODEL) as server, Browser() as browser:
+    with new_server(model=MODEL) as server, Browser() as browser:
         page = browser.context().page(f"{server.url}/tests/blank.html")
-        given = {"url": f"{server.url}/model/", "urls": library_urls(server), "device": options.device}
+        given = {"url": f"{server.url}/model/", "urls": urls(server), "device": options.device}
         found = page.evaluate(ASK, {**given, "asked": asked, "options": GREEDY}, patience_s=PATIENCE_S)
     same = sum(reply["tokens"] == tokens for reply, tokens in zip(found["replies"], expected * 2, strict=True))
     times = [reply["first"] for reply in found["replies"]]

@@ -21,12 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from embedllm.backends.probe import probe
 from embedllm.loading.resolve import package_folder
 from tests.web.support.browser import Browser
-from tests.web.support.found import node_modules
 from tests.web.support.page import Page
-from tests.web.support.server import ROOT, WebServer
+from tests.web.support.site import new_server, urls
 from tests.web.test_python import template_engine
 
 PATIENCE_S = 300
@@ -47,23 +45,15 @@ class Checkout:
 
     def __init__(self, folder: Path, engine: str, browser: Browser, stack: ExitStack, work: Path) -> None:
         self.name, self.times = f"{folder.name}, {engine}", dict[str, list[float]](load=[], first=[], processor=[])
-        modules = node_modules()
-        assert modules is not None
-        roots = {"/src": folder / "bindings_web" / "src", "/tests": ROOT / "tests" / "web" / "support"}
-        server = stack.enter_context(WebServer({**roots, "/node_modules": modules, "/python": wheels(folder, work)}))
-        at = f"{server.url}/node_modules"
+        server = stack.enter_context(new_server(folder, python=wheels(folder, work)))
         python = f"{server.url}/python"
-        urls = {
-            "onnxruntime": f"{at}/onnxruntime-web/dist/",
-            "tokenizers": f"{at}/@huggingface/tokenizers/dist/tokenizers.min.mjs",
-            "hashes": f"{at}/@noble/hashes/sha2.js",
-            "jinja": f"{at}/@huggingface/jinja/dist/index.js",
-            "probe": server.serve("/probe", probe.FOLDER) + "/",
-            "pyodide": f"{at}/pyodide/pyodide.mjs",
+        places = {
+            **urls(server),
+            "pyodide": f"{server.url}/node_modules/pyodide/pyodide.mjs",
             "wheel": f"{python}/embedllm.whl",
             **dict.fromkeys(("jinja2", "markupsafe"), f"{python}/jinja.whl"),
         }
-        self._given = {"engine": engine, "url": server.serve("/model", package_folder("demo")) + "/", "urls": urls}
+        self._given = {"engine": engine, "url": server.serve("/model", package_folder("demo")) + "/", "urls": places}
         self._address = f"{server.url}/tests/blank.html"
         self._page: Page = browser.context(work / f"profile-{server.url.rpartition(':')[2]}").page(self._address)
 

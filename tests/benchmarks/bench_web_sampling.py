@@ -20,8 +20,9 @@ from tokenizers import Tokenizer
 
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import open_package
-from tests.benchmarks.bench_web import GPU_FLAGS, PATIENCE_S, library_urls, served
+from tests.benchmarks.bench_web import GPU_FLAGS, PATIENCE_S
 from tests.web.support.browser import Browser
+from tests.web.support.site import new_server, urls
 
 PROMPT = "<|im_start|>user\nwrite a short story about a dog<|im_end|>\n<|im_start|>assistant\n"
 SAMPLINGS = {
@@ -81,9 +82,9 @@ def main() -> None:
     real = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROMPT, add_special_tokens=False).ids
     vocabulary = open_package(folder).decoder.vocabulary
     prompts = {"random": np.random.default_rng(0).integers(3, vocabulary, 90).tolist(), "real": real}
-    with served(model=folder) as server, Browser() as browser:
+    with new_server(model=folder) as server, Browser() as browser:
         page = browser.context().page(f"{server.url}/tests/blank.html")
-        given = {"url": f"{server.url}/model/", "urls": library_urls(server), "device": options.device}
+        given = {"url": f"{server.url}/model/", "urls": urls(server), "device": options.device}
         given |= {"prompts": prompts, "samplings": SAMPLINGS, "rounds": options.rounds, "count": options.tokens}
         found = page.in_worker(DECODE, given, patience_s=PATIENCE_S)
     rows = defaultdict(list)

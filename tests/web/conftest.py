@@ -14,7 +14,8 @@ from tests.support.selection import leave_out
 from tests.web.support import found
 from tests.web.support.browser import Browser
 from tests.web.support.page import Page
-from tests.web.support.server import ROOT, WebServer
+from tests.web.support.server import WebServer
+from tests.web.support.site import new_server, urls
 from tests.web.support.software_gpu import SoftwareGpu
 
 
@@ -78,12 +79,6 @@ def browser(started_browser: Browser) -> Iterator[Browser]:
         started_browser.close_contexts()
 
 
-def new_server() -> WebServer:
-    web = ROOT / "bindings_web"
-    roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/samples": ROOT / "samples" / "web"}
-    return WebServer({**roots, "/node_modules": found.node_modules() or web / "node_modules"})
-
-
 @pytest.fixture(scope="session")
 def kept_server() -> Iterator[WebServer]:
     """Of the page that stays for all tests on the software GPU."""
@@ -102,7 +97,7 @@ def software_gpu(
     browser: Browser, kept_gpus: list[SoftwareGpu], kept_server: WebServer, tiny_package: Callable[..., Path]
 ) -> Iterator[SoftwareGpu]:
     """The page that keeps the software GPU's shaders; a test marked software_gpu gets it as `page`."""
-    from tests.web.test_engine import LOAD, urls
+    from tests.web.test_engine import LOAD
 
     if not kept_gpus:
         kept_gpus.append(SoftwareGpu(browser, kept_server, tiny_package("llama"), load=LOAD, urls=urls(kept_server)))
@@ -162,14 +157,11 @@ def python_folder(web_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def places(web_server: WebServer, python_folder: Path, node_modules: Path) -> dict[str, str]:
     """The addresses of all libraries, on this machine."""
-    from tests.web.test_engine import urls
-
     if not (node_modules / "pyodide").is_dir():
         pytest.skip("Pyodide is not here; install it with: cd bindings_web && npm ci")
     modules, python = f"{web_server.url}/node_modules", web_server.serve("/python", python_folder)
     return {
         **urls(web_server),
-        "jinja": f"{modules}/@huggingface/jinja/dist/index.js",
         "pyodide": f"{modules}/pyodide/pyodide.mjs",
         "wheel": f"{python}/embedllm.whl",
         "jinja2": f"{python}/jinja.whl",

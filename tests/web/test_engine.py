@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import embedllm
-from embedllm.backends.probe import probe
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
 from embedllm.files.atomic import write_json
@@ -26,6 +25,7 @@ from tests.web.support.calls import LONG_S, BrowserError
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import WebServer
+from tests.web.support.site import urls
 from tests.web.support.software_gpu import SOFTWARE
 
 pytestmark = pytest.mark.browser
@@ -75,17 +75,6 @@ CASES = {
     "qwen3": Case("qwen3"),
     "qwen3-16-bit": Case("qwen3", Recipe(bits=16), {"tie_word_embeddings": False}),
 }
-
-
-def urls(server: WebServer) -> dict[str, str]:
-    """The libraries as npm installed them, and the probe's model."""
-    modules = f"{server.url}/node_modules"
-    return {
-        "onnxruntime": f"{modules}/onnxruntime-web/dist/",
-        "tokenizers": f"{modules}/@huggingface/tokenizers/dist/tokenizers.min.mjs",
-        "hashes": f"{modules}/@noble/hashes/sha2.js",
-        "probe": server.serve("/probe", probe.FOLDER) + "/",
-    }
 
 
 def opened(page: Page, server: WebServer, folder: Path, device: str | list[str]) -> dict[str, Any]:

@@ -32,9 +32,10 @@ from tests.web.support.chat_page import packing
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import ROOT, WebServer
+from tests.web.support.site import urls
 from tests.web.support.software_gpu import SOFTWARE
 from tests.web.test_docs import examples
-from tests.web.test_engine import LOAD, urls
+from tests.web.test_engine import LOAD
 
 pytestmark = pytest.mark.browser
 
@@ -71,9 +72,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def given(server: WebServer, device: str, folder: Path = SEEING / "model") -> dict[str, Any]:
-    jinja = f"{server.url}/node_modules/@huggingface/jinja/dist/index.js"
     url = server.serve(f"/models/{folder.parent.name}", folder) + "/"
-    return {"url": url, "device": device, "urls": urls(server) | {"jinja": jinja}}
+    return {"url": url, "device": device, "urls": urls(server)}
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> str:

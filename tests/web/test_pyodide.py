@@ -21,7 +21,7 @@ from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.server import Fault, WebServer
-from tests.web.test_engine import urls
+from tests.web.support.site import urls
 from tests.web.test_python import is_same, template_engine
 
 pytestmark = pytest.mark.browser

@@ -14,7 +14,7 @@ import pytest
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, WebServer
-from tests.web.test_engine import urls
+from tests.web.support.site import urls
 
 pytestmark = pytest.mark.browser
 

@@ -10,7 +10,8 @@ import pytest
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.server import WebServer
-from tests.web.test_engine import MakePackage, urls
+from tests.web.support.site import urls
+from tests.web.test_engine import MakePackage
 
 pytestmark = pytest.mark.browser
 
@@ -98,7 +99,7 @@ def test_a_slow_gpu_loses_its_trial_which_a_request_puts_off(
     page: Page, web_server: WebServer, tiny_package: MakePackage, node_modules: object
 ) -> None:
     url = web_server.serve("/models/tiny", tiny_package("llama")) + "/"
-    places = {**urls(web_server), "jinja": f"{web_server.url}/node_modules/@huggingface/jinja/dist/index.js"}
+    places = urls(web_server)
 
     def load(device: str) -> dict[str, object]:
         return run(LOAD, {"url": url, "urls": places, "hardware": HARDWARE, "device": device})
