@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.package.entries import Graph
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     # by layer: keys, as they are after norm and rotation, and values; [kv heads, T, D] each
     KeyValues: TypeAlias = list[tuple[NDArray[Cached], NDArray[Cached]]]
     Span: TypeAlias = tuple[int, int]  # tokens: the first, and the one behind the last
+
+H_co = TypeVar("H_co", covariant=True)  # hidden states of consecutive tokens, where the device has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +109,41 @@ class FeedsRows(Protocol):
         ...
 
 
+class KeptHidden(Protocol[H_co]):
+    """Hidden states of consecutive tokens, `first` to before `stop`; older ones are forgotten."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    def keep(self) -> None:
+        """From now on they are: a head is about to read them."""
+        ...
+
+    def get(self, start: int, stop: int) -> H_co:
+        """Those of the tokens from `start` to before `stop`, which are there; until the next feed."""
+        ...
+
+
 @runtime_checkable
-class GivesHidden(Protocol):
+class GivesHidden(Protocol[H_co]):
     """A session that keeps hidden states of its newest tokens: what the model's head reads."""
 
     position: int
 
     @property
-    def hidden(self) -> HiddenRows | None:
+    def hidden(self) -> KeptHidden[H_co] | None:
         """None where its graph gives none."""
+        ...
+
+
+class GuessesOn(Protocol):
+    """Logits behind which a head has guessed further tokens by itself."""
+
+    def guesses(self) -> Sequence[tuple[int, float]]:
+        """The tokens, one behind the other, and each one's probability in its logits. Waits for them."""
         ...
 
 
@@ -315,17 +343,6 @@ class VisionEncoder(Protocol):
 
         pixel_values: [1, 3, height, width]. Raises ValueError for a tile of another size, DeviceError.
         """
-        ...
-
-
-class HiddenRows(Protocol):
-    """Hidden states of consecutive tokens, `first` to before `stop`."""
-
-    first: int
-    stop: int
-
-    def get(self, start: int, stop: int) -> F32:
-        """Copies of those of the tokens from `start` to before `stop`, [T, hidden]."""
         ...
 
 

@@ -45,6 +45,8 @@ class Capabilities:
     kv: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as `variants`, by the type of a quantized KV
     # by the variant that gives hidden states for draft heads: of the graphs that give these, best first
     hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # of the graphs of a draft head, likewise, by the CPU's
+    heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     external_graphs: tuple[str, ...] = ()  # variants of graphs of other exporters that it runs
     is_gpu: bool = False  # a GPU of ONNX Runtime, which takes another graph of a folder of another exporter
     moves_kv: bool = True  # its sessions give their KV away and take that of others

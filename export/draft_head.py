@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +70,8 @@ class HeadKind:
     """What differs between MTP and EAGLE-3."""
 
     folder: str  # the head's, inside of the target model's
-    graph: GraphVariant  # the head's
-    hidden_graph: GraphVariant  # the target model's
+    graphs: tuple[GraphVariant, ...]  # the head's, by device: the CPU's first
+    hidden_graphs: tuple[GraphVariant, ...]  # the target model's, likewise
     describe: Callable[[Package, Checkpoint], Head]  # raises ExportError where both do not fit
 
 
@@ -94,15 +94,21 @@ def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits
             check_place(out, replace)
     finally:
         reader.close()
-    for variant in _with_fused(kind.hidden_graph, package.decoder, packings(package.manifest)):
+    for variant in _written(kind.hidden_graphs, package.decoder, packings(package.manifest)):
         write_variant(package.folder, variant.name)
     return out
 
 
-def _with_fused(variant: GraphVariant, decoder: Decoder, packing: Mapping[str, Packing]) -> list[GraphVariant]:
-    """The variant, and where the decoder is a mixture of experts that one operator computes, that with it."""
-    fused = FUSED.get(variant.name)
-    return [variant] if fused is None or not fuses_experts(decoder, packing) else [variant, fused]
+def _written(
+    variants: Sequence[GraphVariant], decoder: Decoder, packing: Mapping[str, Packing]
+) -> Iterator[GraphVariant]:
+    """Those that the decoder can have, and of a mixture of experts that one operator computes, those with it."""
+    for variant in variants:
+        if variant.unsupported(decoder):
+            continue
+        yield variant
+        if variant.name in FUSED and fuses_experts(decoder, packing):
+            yield FUSED[variant.name]
 
 
 def renamed(described: T, prefix: str) -> T:
@@ -165,7 +171,7 @@ def _write(
     model = Model(decoder=plan.decoder, layout=Layout(b"", {**theirs.placed, **own}, plan.layout.size),
                   packing={**packings(package.manifest), **plan.packing}, exact=exact)  # fmt: skip
     graphs = []
-    for variant in _with_fused(kind.graph, plan.decoder, plan.packing):
+    for variant in _written(kind.graphs, plan.decoder, plan.packing):
         named = Graph(file=variant.file, variant=variant.name, activations=variant.activations)
         graphs.append(described(named, plan.decoder, model.packing))
         (partial / variant.file).write_bytes(build(variant.name, model))

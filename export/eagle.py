@@ -20,7 +20,7 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.weights import Linear
-from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN
+from embedllm.package.graph_variants import EAGLE, EAGLE_FLOAT16, EAGLE_HIDDEN, EAGLE_HIDDEN_FLOAT16
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -138,4 +138,5 @@ def _tokens(source: HuggingFaceSource, rows: int, vocabulary: int) -> NDArray[np
     return tokens.astype("<i4")
 
 
-_KIND = HeadKind(folder=EAGLE_FOLDER, graph=EAGLE, hidden_graph=EAGLE_HIDDEN, describe=describe_head)
+_KIND = HeadKind(folder=EAGLE_FOLDER, graphs=(EAGLE, EAGLE_FLOAT16),
+                 hidden_graphs=(EAGLE_HIDDEN, EAGLE_HIDDEN_FLOAT16), describe=describe_head)  # fmt: skip

@@ -28,15 +28,13 @@ from embedllm.package.architecture.mlp import Mlp, Moe
 from embedllm.package.entries import LATENT, LATENT_AND_VALUES, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
-    EAGLE,
     EAGLE_HIDDEN,
-    EAGLE_HIDDEN_QMOE,
+    EAGLE_HIDDEN_FLOAT16,
     FLOAT32,
     FUSED,
-    HIDDEN,
-    HIDDEN_QMOE,
+    HEAD_VARIANTS,
+    HIDDEN_VARIANTS,
     IMAGES_VARIANTS,
-    MTP,
     OPENVINO,
     OPENVINO_LATENT,
     VARIANTS,
@@ -67,7 +65,7 @@ _OF_VISION = (
 )
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _OF_IMAGES = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in IMAGES_VARIANTS)
-_OF_HEADS = (HIDDEN, EAGLE_HIDDEN, MTP, EAGLE, *FUSED.values())
+_OF_HEADS = (*HIDDEN_VARIANTS, *HEAD_VARIANTS, *FUSED.values())
 _OF_EXPERTS = {variant.name for variant in (*VARIANTS, *_OF_HEADS) if variant.fuses_experts}
 _GRAPHS = (*_OF_TEXT, *_OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
@@ -76,8 +74,9 @@ NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in (*_OF_
 # for draft heads, no part of an export
 _HIDDEN = tuple(
     Graph(file=d.file, variant=d.name, activations=d.activations)
-    for d in (HIDDEN, HIDDEN_QMOE, EAGLE_HIDDEN, EAGLE_HIDDEN_QMOE)
+    for d in (*HIDDEN_VARIANTS, *(FUSED[variant.name] for variant in HIDDEN_VARIANTS))
 )
+_READ_BY_EAGLE = {variant.name for one in (EAGLE_HIDDEN, EAGLE_HIDDEN_FLOAT16) for variant in (one, FUSED[one.name])}
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, *_HIDDEN))
 EAGLE_FOLDER = "eagle"  # of an EAGLE-3 head, inside of the target model's
 
@@ -180,7 +179,7 @@ def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Pack
         return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
     if variant_name == OPENVINO_LATENT:
         return "" if has_latents(decoder, packing) else "it has no latents of MLA that its matrices can be absorbed for"
-    described = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *FUSED.values())
+    described = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *_OF_HEADS)
     reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
     if not reason and variant_name in _OF_EXPERTS and not fuses_experts(decoder, packing):
         return "its experts are not stored in integers that ONNX Runtime's QMoE takes"
@@ -214,7 +213,7 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         packing=packings(package.manifest),
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )
-    if variant_name in (EAGLE_HIDDEN.name, EAGLE_HIDDEN_QMOE.name):
+    if variant_name in _READ_BY_EAGLE:
         model = _with_head(model, package)
     if variant_name in _OF_EXPERTS:
         _check_experts(package, model)

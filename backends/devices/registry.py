@@ -25,7 +25,7 @@ from embedllm.package.graph_variants import (
     EAGLE,
     EAGLE_HIDDEN,
     FUSED,
-    HIDDEN,
+    HIDDEN_VARIANTS,
     MTP,
     OPENVINO_LATENT,
     VARIANTS,
@@ -225,20 +225,22 @@ def open_draft_head(package: Package, device: Device, *, runtime: RuntimeOptions
 
     Raises DeviceError; PackageError for a folder whose graph is damaged.
     """
-    variant = MTP if package.decoder.mtp is not None else EAGLE
-    opens, graph = device_family(device).open_draft_head, package.graph(variant.name)
+    kind = MTP if package.decoder.mtp is not None else EAGLE
+    opens, variants = device_family(device).open_draft_head, capabilities(device).heads[kind.name]
     assert opens is not None  # as _unsupported found for the target model
-    fused = package.graph(FUSED[variant.name].name) if variant.name in FUSED and not exact else None
-    if fused is not None:
+    fused = {variant.name for variant in FUSED.values()}
+    for graph in filter(None, map(package.graph, variants)):
+        if graph.variant in fused and exact:
+            continue
         try:
-            return opens(OpenOptions(package=package, device=device, graph=fused, runtime=runtime, exact=exact))
+            return opens(OpenOptions(package=package, device=device, graph=graph, runtime=runtime, exact=exact))
         except DeviceUnavailable as error:
-            _log.info("the graph '%s' is not used: %s", fused.variant, error)
-    if graph is None:
-        command = "mtp" if variant is MTP else "eagle"
-        remedy = f"embedllm {command} {package.folder.parent} CHECKPOINT --replace"
-        raise PackageError(f"'{package.folder}' has no '{variant.name}' graph. Write it again: {remedy}")
-    return opens(OpenOptions(package=package, device=device, graph=graph, runtime=runtime, exact=exact))
+            if graph.variant not in fused:
+                raise
+            _log.info("the graph '%s' is not used: %s", graph.variant, error)
+    command = "mtp" if kind is MTP else "eagle"
+    remedy = f"embedllm {command} {package.folder.parent} CHECKPOINT --replace"
+    raise PackageError(f"'{package.folder}' has no '{variants[-1]}' graph. Write it again: {remedy}")
 
 
 def _is_pair(name: str) -> bool:
@@ -333,7 +335,7 @@ def _unsupported(
     without_adapters = adapts and not all(capabilities(half).adapters for half in halves)
     if hidden_graph and (len(halves) > 1 or hidden_graph not in capabilities(device).hidden):
         kind = "EAGLE-3" if hidden_graph == EAGLE_HIDDEN.name else "MTP"
-        return Unsupported(f"it runs no heads that draft ({kind}) with this library", "use the device 'cpu'")
+        return Unsupported(f"it runs no heads that draft ({kind}) with this library", "use the device 'cpu' or 'cuda'")
     if len(halves) > 1:
         if found := _pair_unsupported(package, kv=kv, without_adapters=without_adapters):
             return found
@@ -381,7 +383,7 @@ def _pair_unsupported(package: Package, *, kv: str | None, without_adapters: boo
 def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[str]) -> Unsupported:
     """allowed: of the variants that a device has, those that do what is asked."""
     allowed = [one for one in allowed if one != OPENVINO_LATENT or package.decoder.uses_mla]
-    rows = (one for one in (*VARIANTS, *CALIBRATED, HIDDEN) if one.name in allowed)
+    rows = (one for one in (*VARIANTS, *CALIBRATED, *HIDDEN_VARIANTS) if one.name in allowed)
     reasons = {one.name: one.unsupported(package.decoder) for one in rows}
     refused = [reason for reason in reasons.values() if reason]
     if len(refused) < len(allowed):  # such a folder may have some of them

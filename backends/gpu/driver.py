@@ -10,7 +10,15 @@ from embedllm.backends.driver import DeviceFamily, Driver
 from embedllm.backends.ort.providers import SWAP_BUILDS, Provider, source
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import DIRECTML as DIRECTML_GRAPH
-from embedllm.package.graph_variants import EXTERNAL, FLOAT16, GPU_FLOAT32, QMOE_FLOAT16, WEBGPU_FLOAT16
+from embedllm.package.graph_variants import (
+    EXTERNAL,
+    FLOAT16,
+    GPU_FLOAT32,
+    HEADS_ON_CUDA,
+    HIDDEN_ON_CUDA,
+    QMOE_FLOAT16,
+    WEBGPU_FLOAT16,
+)
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device, Engine, OpenOptions
@@ -82,6 +90,18 @@ def _open_cuda(options: OpenOptions) -> Engine:
     return CudaEngine(options.package, options.require_graph(), options.device)
 
 
+def _open_cuda_head(options: OpenOptions) -> Engine:
+    """Of a target model that runs on the same GPU."""
+    from embedllm.backends.checks import cannot_run
+    from embedllm.backends.gpu.cuda import CudaHeadEngine, index_of, unsupported_graph
+    from embedllm.backends.sessions.draft_head import DraftHeadEngine
+
+    graph = options.require_graph()
+    if reason := unsupported_graph(graph, index_of(options.device.name)):
+        raise cannot_run(options.device, reason, "use the head's graph without QMoE")
+    return DraftHeadEngine(CudaHeadEngine(options.package, graph, options.device))
+
+
 def _open_webgpu(options: OpenOptions) -> Engine:
     if _is_external(options):
         from embedllm.backends.gpu.external_placement import on_webgpu
@@ -135,9 +155,12 @@ DRIVER = Driver(
             name=CUDA.device,
             open=_open_cuda,
             open_encoder=_open_cuda_encoder,
+            open_draft_head=_open_cuda_head,
             # its operators misread them: docs/cuda.md
             capabilities=replace(
                 CUDA.capabilities(),
+                hidden=HIDDEN_ON_CUDA,
+                heads=HEADS_ON_CUDA,
                 external_graphs=(EXTERNAL.name,),
                 odd_zero_points=False,
                 recurrent=True,

@@ -36,7 +36,9 @@ from embedllm.backends.ort.runtime import (
     ort,
     recording_options,
 )
+from embedllm.backends.sessions.hidden_rows import OF_PROMPT
 from embedllm.package.entries import Graph
+from embedllm.package.graph_variants import FUSED, HIDDEN_VARIANTS
 from embedllm.package.onnx_reader import with_any_size
 from embedllm.package.package import Package
 
@@ -49,6 +51,7 @@ CHUNK = 2048  # tokens of a prompt fed at once
 _BUDGET = 1024  # tokens of prompts beside steps (docs/cuda.md)
 _SHARE = 0.5  # of the memory that is free once the weights are there, for the KV of a full batch
 _TOKEN_BYTES = 8
+_GIVE_HIDDEN = {variant.name for one in HIDDEN_VARIANTS for variant in (one, FUSED[one.name])}
 _CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
 _WARM_PROMPTS = (8, 32, 64, 96, 192, 384, 768)  # tokens, for which CUDA has different kernels to load
 
@@ -94,6 +97,7 @@ class ResidentEngine:
         self.remedy = LARGER_EXPORT
         self.captures = capture
         self.dtype = np.float16 if graph.activations == "float16" else np.float32
+        self.gives_hidden = graph.variant in _GIVE_HIDDEN
         self.graph_ids = itertools.count(1)
         self.lock = lock or threading.RLock()
         self._pools: dict[int, KvPool] = {}
@@ -117,6 +121,8 @@ class ResidentEngine:
             memory.zero(self.mask.address, self.mask.size)
             self.prompts = LogitsBoard(self, 1, vocabulary)
             self._steps = LogitsBoard(self, self.max_batch, vocabulary)
+            size = OF_PROMPT * package.decoder.hidden * np.dtype(self.dtype).itemsize
+            self.hidden = DeviceBlock(memory, size) if self.gives_hidden else None  # of the latest prompt
         self.several = SeveralTokens(self)
 
     def _load_model(self, path: Path) -> ort.InferenceSession:
@@ -171,7 +177,7 @@ class ResidentEngine:
             self._pools.clear()
             self.heads.clear()
             self._session = self._ahead = None
-            del self.prompts, self._steps, self.several, self.tokens, self.mask
+            del self.prompts, self._steps, self.several, self.tokens, self.mask, self.hidden
             self.memory.trim()
 
     def replaying(self, graph_id: int | None) -> ort.RunOptions:
@@ -207,6 +213,7 @@ class ResidentEngine:
                 self._launch(sessions, tokens)
             for session, token in zip(sessions, tokens, strict=True):
                 session.advance(token)
+                session.put_hidden(session.pool.hidden(session), 1)
             by_place = sorted(sessions, key=lambda one: one.pool.logits(one))  # those side by side are copied at once
             run = self._gathered(by_place)
             if self.heads and all(one.greedy >= _CERTAIN and one.can_step for one in sessions):

@@ -12,11 +12,14 @@ from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.gpu.device_logits import BEST, LogitsBoard, RunLogits
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceMemory, DeviceState, new_arrays
+from embedllm.backends.gpu.hidden_rows import DeviceHiddenRows
 from embedllm.backends.gpu.images import ImageDecoder, bind_images, is_image, pieces_of
 from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.runtime import device_errors, feed_errors, ort
+from embedllm.backends.sessions.hidden_rows import OF_PROMPT
 from embedllm.errors import EmbedError
+from embedllm.package.graph_variants import HIDDEN_FROM, LAST_HIDDEN_STATE
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32, Logits
 
 _LAST = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
+_FROM_LAST = [ort.OrtValue.ortvalue_from_numpy(np.array([-rows], np.int64)) for rows in range(OF_PROMPT + 1)]
 _ALL = ort.OrtValue.ortvalue_from_numpy(np.array([0], np.int64))
 
 
@@ -47,6 +51,8 @@ class SessionHost(Protocol):
     mask: DeviceBlock  # zeros behind the first
     prompts: LogitsBoard  # of the latest prompt
     images: ImageFeatures | None  # None: it takes text only
+    gives_hidden: bool  # its graph has hidden states as an output
+    hidden: DeviceBlock | None  # then: of the latest prompt
     image_decoder: ImageDecoder  # for images whose tokens attend to one another
     several: SeveralTokens
 
@@ -64,12 +70,20 @@ class SessionHost(Protocol):
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]: ...
 
 
+class _Hidden(NamedTuple):
+    """Hidden states of the last tokens of a run."""
+
+    address: int
+    rows: int
+
+
 class _Prompt(NamedTuple):
     """A run that appends tokens."""
 
     session: ort.InferenceSession
     binding: ort.IOBinding
     end: int  # the position behind them
+    hidden: _Hidden | None
 
 
 class ResidentSession:
@@ -88,6 +102,8 @@ class ResidentSession:
         self._without_waiting = engine.replaying(None)  # kernel by kernel
         self._without_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._options = self._without_waiting  # of the run that is under way, or was the last
+        row_bytes = self._decoder.hidden * np.dtype(engine.dtype).itemsize
+        self.hidden = DeviceHiddenRows(engine.memory, engine.lock, row_bytes) if engine.gives_hidden else None
         self._places = open_places(self._decoder, engine.images)
         self._inputs: tuple[DeviceBlock | None, ...] = ()  # of the latest run: its images, and rotary tables of its own
         self._imported: tuple[int, list[DeviceArray]] | None = None  # its first position, and what is to be copied
@@ -232,6 +248,8 @@ class ResidentSession:
                     self.pool.write(self, name, start, np.asarray(array).astype(engine.dtype, copy=False))
             self.position = start + count
             self.version += 1
+            if self.hidden is not None:
+                self.hidden.clear()
 
     def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -255,6 +273,11 @@ class ResidentSession:
         """Notes that a run has appended that many tokens."""
         self.position += count
         self.side = self.pool.states.after(self.side)
+
+    def put_hidden(self, address: int, count: int) -> None:
+        """Notes the hidden states of the tokens that were appended last, which lie there, if the graph gives any."""
+        if self.hidden is not None:
+            self.hidden.put(self.position, address, count)
 
     def note_fed(self, *, greedy: int = 0) -> None:
         """Notes that logits of before are not those of the newest token any more. greedy: see there."""
@@ -329,7 +352,19 @@ class ResidentSession:
         binding.bind_input("input_ids", *engine.where, np.int64, (1, len(tokens)), engine.tokens.address)
         binding.bind_input("attention_mask", *engine.where, np.int64, (1, end), engine.mask.address)
         binding.bind_ortvalue_input("logits_from", logits_from)
-        return _Prompt(session, binding, end)
+        hidden = self._bind_hidden(binding, len(tokens)) if session is engine.session else None
+        return _Prompt(session, binding, end, hidden)
+
+    def _bind_hidden(self, binding: ort.IOBinding, count: int) -> _Hidden | None:
+        """Binds room for the hidden states of the last tokens, if the graph gives any."""
+        engine = self._engine
+        if engine.hidden is None:
+            return None
+        rows = min(count, OF_PROMPT)
+        binding.bind_ortvalue_input(HIDDEN_FROM, _FROM_LAST[rows])
+        shape = (1, rows, self._decoder.hidden)
+        binding.bind_output(LAST_HIDDEN_STATE, *engine.where, engine.dtype, shape, engine.hidden.address)
+        return _Hidden(engine.hidden.address, rows)
 
     def _run(self, prompt: _Prompt, options: ort.RunOptions) -> None:
         """Appends what is bound. Raises Interrupted or DeviceError, and then has appended nothing."""
@@ -340,6 +375,8 @@ class ResidentSession:
         with feed_errors(self.position, lambda: self._stopping):
             prompt.session.run_with_iobinding(prompt.binding, options)
         self.note_appended(prompt.end - self.position)
+        if prompt.hidden is not None:
+            self.put_hidden(*prompt.hidden)
 
     def _reserve(self, tokens: int) -> None:
         """A slot with room for that many tokens."""

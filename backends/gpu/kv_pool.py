@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_slots import SlotTable, padded_width, runs
-from embedllm.backends.gpu.kv_steps import Step, StepEngine, Steps
+from embedllm.backends.gpu.kv_steps import Outputs, Step, StepEngine, Steps
 from embedllm.backends.gpu.rotary_inputs import RotaryInputs
 from embedllm.backends.gpu.state_pool import SIDES, StatePool, state_bytes
 from embedllm.backends.ort.runtime import ort
@@ -81,8 +81,11 @@ class KvPool:
         self.rotary = RotaryInputs(engine, capacity)
         self.row_bytes = decoder.vocabulary * item
         self._logits = DeviceBlock(memory, engine.max_batch * self.row_bytes)
+        self._hidden_bytes = decoder.hidden * item if engine.gives_hidden else 0
+        self._hidden = DeviceBlock(memory, max(1, engine.max_batch * self._hidden_bytes))
         self._mapped = 0  # slots that have memory
-        self.steps = Steps(engine, self._bound, self.rotary, capacity=capacity, vocabulary=decoder.vocabulary)
+        self._outputs = Outputs(self._logits.address, self._hidden.address)
+        self.steps = Steps(engine, self._bound, self.rotary, capacity=capacity, decoder=decoder)
         self._several: dict[tuple[int, int], ort.IOBinding] = {}
 
     def take(self, owner: Holder) -> None:
@@ -115,6 +118,10 @@ class KvPool:
     def logits(self, owner: Holder) -> int:
         """Where a step writes its row."""
         return self._logits.address + self.table.slot(owner) * self.row_bytes
+
+    def hidden(self, owner: Holder) -> int:
+        """Where a step writes its hidden state."""
+        return self._hidden.address + self.table.slot(owner) * self._hidden_bytes
 
     def copy(self, source: KvPool, from_slot: int, to_slot: int, owner: Holder) -> None:
         """Takes what an owner holds in a slot of this or another pool."""
@@ -185,7 +192,7 @@ class KvPool:
                 owner.side = side
         owners = self.table.owners(width)
         counts = np.array([1 if owner is None else owner.position + 1 for owner in owners], np.int64)
-        step = self.steps.get(0, rows=width, tokens=1, end=int(counts.max()), side=side, logits=self._logits.address)
+        step = self.steps.get(0, rows=width, tokens=1, end=int(counts.max()), side=side, outputs=self._outputs)
         self._memory.write(step.given.address, counts[:, None], to_pitch=step.mask_pitch)
         if self.rotary.has_positions:
             positions = [0 if owner is None else owner.rope_position for owner in owners]
@@ -206,13 +213,13 @@ class KvPool:
             to = step.tokens + slots[start] * _ITEM
             self._memory.copy(to, source + start * _ITEM, width=(stop - start) * _ITEM)
 
-    def prepare_several(self, owner: Holder, tokens: Sequence[int], width: int, logits: int) -> Step:
+    def prepare_several(self, owner: Holder, tokens: Sequence[int], width: int, outputs: Outputs) -> Step:
         """The step that appends `width` tokens to one, these and others behind them that are to be forgotten.
 
-        It waits for room for all of them. logits: where their rows go.
+        It waits for room for all of them.
         """
         slot, end = self.table.slot(owner), owner.position + width
-        step = self.steps.get(slot, rows=1, tokens=width, end=end, side=owner.side, logits=logits)
+        step = self.steps.get(slot, rows=1, tokens=width, end=end, side=owner.side, outputs=outputs)
         given = np.zeros(width, np.int64)
         given[: len(tokens)] = tokens
         self._memory.write(step.given.address, np.array([end], np.int64))

@@ -16,9 +16,11 @@ import numpy as np
 from embedllm.backends.gpu.device_logits import LogitsEngine
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.ort.runtime import ort
+from embedllm.package.graph_variants import HIDDEN_FROM, LAST_HIDDEN_STATE
 
 if TYPE_CHECKING:
     from embedllm.backends.gpu.rotary_inputs import RotaryInputs
+    from embedllm.package.architecture.decoder import Decoder
 
 SHORTEST = 1024  # tokens, of a mask; the next ones are 1.5 times that, twice that, and so on
 _ITEM = 8  # bytes of a token id, of a position, and of a number in the mask
@@ -32,6 +34,13 @@ class Shape(NamedTuple):
     tokens: int  # that each row appends
     length: int  # of the mask
     side: int  # of the states that it reads
+
+
+class Outputs(NamedTuple):
+    """Where a step writes, by row and token."""
+
+    logits: int
+    hidden: int  # hidden states, of a graph that gives them
 
 
 @dataclass(slots=True)
@@ -65,6 +74,8 @@ class Step:
 class StepEngine(LogitsEngine, Protocol):
     """What steps need of an engine."""
 
+    gives_hidden: bool  # its graph has hidden states as an output
+
     @property
     def session(self) -> ort.InferenceSession: ...
 
@@ -76,21 +87,23 @@ Bind: TypeAlias = Callable[[int, int, int], ort.IOBinding]
 class Steps:
     """Those of one pool."""
 
-    def __init__(self, engine: StepEngine, bind: Bind, rotary: RotaryInputs, *, capacity: int, vocabulary: int) -> None:
+    def __init__(
+        self, engine: StepEngine, bind: Bind, rotary: RotaryInputs, *, capacity: int, decoder: Decoder
+    ) -> None:
         """bind: what a run of a slot, a number of rows and a side of the states has for its KV."""
         self._engine, self._bind, self._rotary = engine, bind, rotary
-        self._capacity, self._vocabulary = capacity, vocabulary
+        self._capacity, self._decoder = capacity, decoder
         self._last, self._all = (ort.OrtValue.ortvalue_from_numpy(np.array([at], np.int64)) for at in (-1, 0))
         self._steps: dict[Shape, Step] = {}
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self._steps.values())
 
-    def get(self, slot: int, *, rows: int, tokens: int, end: int, side: int, logits: int) -> Step:
-        """One after which no row holds more than `end` tokens. logits: where it writes those of each token."""
+    def get(self, slot: int, *, rows: int, tokens: int, end: int, side: int, outputs: Outputs) -> Step:
+        """One after which no row holds more than `end` tokens."""
         shape = Shape(slot, rows, tokens, self.length(end), side)
         if shape not in self._steps:
-            self._steps[shape] = self._made(shape, logits)
+            self._steps[shape] = self._made(shape, outputs)
         return self._steps[shape]
 
     def length(self, end: int) -> int:
@@ -106,7 +119,7 @@ class Steps:
             self._engine.session.release_captured_graph(step.graph_id)
         self._steps.clear()
 
-    def _made(self, shape: Shape, logits: int) -> Step:
+    def _made(self, shape: Shape, outputs: Outputs) -> Step:
         engine = self._engine
         slot, rows, tokens, length, side = shape
         size = rows * (length + 2 * tokens) * _ITEM
@@ -118,7 +131,13 @@ class Steps:
         step = Step(shape, given, binding, options, not_waiting, graph_id)
         binding.bind_input("attention_mask", *engine.where, np.int64, (rows, length), given.address)
         binding.bind_input("input_ids", *engine.where, np.int64, (rows, tokens), step.tokens)
-        binding.bind_ortvalue_input("logits_from", self._last if tokens == 1 else self._all)
-        binding.bind_output("logits", *engine.where, engine.dtype, (rows, tokens, self._vocabulary), logits)
+        first = self._last if tokens == 1 else self._all
+        binding.bind_ortvalue_input("logits_from", first)
+        logits_shape = (rows, tokens, self._decoder.vocabulary)
+        binding.bind_output("logits", *engine.where, engine.dtype, logits_shape, outputs.logits)
+        if engine.gives_hidden:
+            binding.bind_ortvalue_input(HIDDEN_FROM, first)
+            hidden_shape = (rows, tokens, self._decoder.hidden)
+            binding.bind_output(LAST_HIDDEN_STATE, *engine.where, engine.dtype, hidden_shape, outputs.hidden)
         self._rotary.bind_steps(binding, length, step.positions, (rows, tokens))
         return step

@@ -11,11 +11,15 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from embedllm.backends.base import FeedsAll
 from embedllm.backends.gpu.capture_check import on_host, why_different
 from embedllm.backends.gpu.device_logits import LogitsBoard, LogitsEngine, Owner, RunLogits
+from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_pool import Holder
 from embedllm.backends.gpu.kv_slots import padded_width
+from embedllm.backends.gpu.kv_steps import Outputs
 from embedllm.backends.ort.runtime import device_errors
 from embedllm.errors import DeviceError
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -40,6 +44,7 @@ class SeveralEngine(LogitsEngine, Protocol):
     package: Package
     context: int  # tokens
     captures: bool
+    gives_hidden: bool
 
     def run_step(self, step: Step) -> None:
         """Runs what is given: captured, where it ran before."""
@@ -64,6 +69,10 @@ class SeveralSession(FeedsAll, Holder, Owner, Protocol):
         """Notes that a run has appended that many tokens."""
         ...
 
+    def put_hidden(self, address: int, count: int) -> None:
+        """Notes the hidden states of the tokens that were appended last, which lie there, if the graph gives any."""
+        ...
+
     def go_back(self, position: int, side: int) -> None:
         """To where it stood before its latest runs, which have read the states of that side."""
         ...
@@ -76,6 +85,7 @@ class SeveralTokens:
         self._engine = engine
         self._is_exact = engine.package.decoder.is_recurrent
         self._board: LogitsBoard | None = None  # made with the first run: drafts are not for everybody
+        self._hidden: DeviceBlock | None = None  # of the latest run
         self._is_right: dict[int, bool] = {}  # by the number of tokens: whether captured runs give what kernels do
 
     @property
@@ -105,13 +115,18 @@ class SeveralTokens:
 
     def _run(self, session: SeveralSession, tokens: Sequence[int], width: int) -> RunLogits:
         engine = self._engine
-        if self._board is None:
-            self._board = LogitsBoard(engine, MOST, engine.package.decoder.vocabulary)
+        decoder = engine.package.decoder
+        if self._board is None or self._hidden is None:
+            self._board = LogitsBoard(engine, MOST, decoder.vocabulary)
+            size = MOST * decoder.hidden * np.dtype(engine.dtype).itemsize if engine.gives_hidden else 1
+            self._hidden = DeviceBlock(engine.memory, size)
         session.note_fed()
         run = RunLogits(self._board, [session] * len(tokens))
         self._board.replace(run)
-        engine.run_step(session.pool.prepare_several(session, tokens, width, self._board.address))
+        outputs = Outputs(self._board.address, self._hidden.address)
+        engine.run_step(session.pool.prepare_several(session, tokens, width, outputs))
         session.note_appended(len(tokens))
+        session.put_hidden(self._hidden.address, len(tokens))
         return run
 
     def _is_as_launched(self, session: SeveralSession, tokens: Sequence[int], width: int) -> bool:

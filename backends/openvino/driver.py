@@ -25,7 +25,7 @@ from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system import hardware
 from embedllm.errors import DeviceError
 from embedllm.package.architecture.decoder import Decoder
-from embedllm.package.graph_variants import HIDDEN, OPENVINO, OPENVINO_LATENT, STATEFUL
+from embedllm.package.graph_variants import HEADS_ON_CPU, HIDDEN, OPENVINO, OPENVINO_LATENT, STATEFUL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -201,6 +201,7 @@ _ON_CPU = Capabilities(
     exact=_CPU_GRAPHS,
     kv={"int8": _CPU_GRAPHS},
     hidden={HIDDEN.name: _CPU_GRAPHS},
+    heads=HEADS_ON_CPU,
     adapters=True,
     recurrent=True,
     chunks=True,

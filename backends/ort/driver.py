@@ -10,7 +10,17 @@ from embedllm.backends.driver import TESTED_LINUX, DeviceFamily, Driver, MemoryF
 from embedllm.backends.ort.providers import INSTALL, Provider, source
 from embedllm.errors import PackageError
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.graph_variants import EAGLE_HIDDEN, EXTERNAL, FLOAT32, FUSED, HIDDEN, INT4_KV, INT8_KV, QMOE
+from embedllm.package.graph_variants import (
+    EAGLE_HIDDEN,
+    EXTERNAL,
+    FLOAT32,
+    FUSED,
+    HEADS_ON_CPU,
+    HIDDEN,
+    INT4_KV,
+    INT8_KV,
+    QMOE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,13 +75,13 @@ def _open(options: OpenOptions) -> Engine:
 def open_draft_head(options: OpenOptions) -> Engine:
     """Of a target model that runs on a processor, here or by another runtime."""
     from embedllm.backends.checks import cannot_run
-    from embedllm.backends.ort.draft_head import DraftHeadEngine
+    from embedllm.backends.ort.draft_head import open_on_host
     from embedllm.backends.ort.engine import unsupported_graph
 
     graph = options.require_graph()
     if reason := unsupported_graph(graph, options.runtime):
         raise cannot_run(options.device, reason, "use the head's graph without QMoE")
-    return DraftHeadEngine(options.package, graph, options.device, runtime=options.runtime, exact=options.exact)
+    return open_on_host(options.package, graph, options.device, runtime=options.runtime, exact=options.exact)
 
 
 def _open_encoder(options: OpenOptions) -> Engine:
@@ -122,6 +132,7 @@ DRIVER = Driver(
                 CPU.capabilities(),
                 kv={"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)},
                 hidden={one.name: (FUSED[one.name].name, one.name) for one in (HIDDEN, EAGLE_HIDDEN)},
+                heads=HEADS_ON_CPU,
                 external_graphs=(EXTERNAL.name,),
                 adapters=True,
                 recurrent=True,

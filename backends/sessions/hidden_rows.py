@@ -22,6 +22,9 @@ class HiddenRows:
         self.first = self.stop = 0
         self._rows = np.empty((2 * _KEPT, size), np.float32)
 
+    def keep(self) -> None:
+        """They are kept as it is: they come to the host with each run."""
+
     def put(self, stop: int, rows: F32) -> None:
         """The hidden states [T, size] of the last tokens before `stop`, in place of those from there on."""
         start = stop - len(rows)

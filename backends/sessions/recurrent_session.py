@@ -27,7 +27,7 @@ from embedllm.package.recurrent_state import state_bytes
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import HiddenRows
+    from embedllm.backends.base import KeptHidden
     from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.sampling.draws import Draws
@@ -71,7 +71,7 @@ class StatefulSession(Generic[S]):
         return self._plain.capacity
 
     @property
-    def hidden(self) -> HiddenRows | None:
+    def hidden(self) -> KeptHidden[object] | None:
         """Of what is held, whatever has to be fed again."""
         return self._plain.hidden if isinstance(self._plain, GivesHidden) else None
 

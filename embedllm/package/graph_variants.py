@@ -64,6 +64,7 @@ class GraphVariant:
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
     appends_only: bool = False  # GroupQueryAttention does, and plain operators attend: export/onnx/image_attention.py
     gives_hidden: bool = False  # hidden states are an output, for a draft head
+    guesses: bool = False  # a draft head's best token is an output, with what it reads next: export/onnx/guess.py
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
     )
@@ -285,7 +286,34 @@ HIDDEN_QMOE = replace(HIDDEN, name="hidden-qmoe-float32", file="model.hidden_qmo
 MTP_QMOE = replace(MTP, name="mtp-qmoe-float32", file="model.mtp_qmoe.onnx", fuses_experts=True)
 EAGLE_HIDDEN_QMOE = replace(EAGLE_HIDDEN, name="eagle-hidden-qmoe-float32", file="model.eagle_hidden_qmoe.onnx",
                             fuses_experts=True)  # fmt: skip
-FUSED = {HIDDEN.name: HIDDEN_QMOE, MTP.name: MTP_QMOE, EAGLE_HIDDEN.name: EAGLE_HIDDEN_QMOE}
+# all of these for CUDA, where a head goes on from guess to guess without the host
+HIDDEN_FLOAT16 = replace(FLOAT16, name="hidden-float16", file="model.hidden.fp16.onnx", gives_hidden=True)
+EAGLE_HIDDEN_FLOAT16 = replace(HIDDEN_FLOAT16, name="eagle-hidden-float16", file="model.eagle_hidden.fp16.onnx")
+MTP_FLOAT16 = replace(HIDDEN_FLOAT16, name="mtp-float16", file="model.mtp.fp16.onnx", images=False, mrope=False,
+                      position_ids=False, guesses=True)  # fmt: skip
+EAGLE_FLOAT16 = replace(MTP_FLOAT16, name="eagle-float16", file="model.eagle.fp16.onnx")
+HIDDEN_QMOE_FLOAT16 = replace(HIDDEN_FLOAT16, name="hidden-qmoe-float16", file="model.hidden_qmoe.fp16.onnx",
+                              fuses_experts=True)  # fmt: skip
+EAGLE_HIDDEN_QMOE_FLOAT16 = replace(EAGLE_HIDDEN_FLOAT16, name="eagle-hidden-qmoe-float16",
+                                    file="model.eagle_hidden_qmoe.fp16.onnx", fuses_experts=True)  # fmt: skip
+MTP_QMOE_FLOAT16 = replace(MTP_FLOAT16, name="mtp-qmoe-float16", file="model.mtp_qmoe.fp16.onnx", fuses_experts=True)
+HEAD_VARIANTS = (MTP, EAGLE, MTP_FLOAT16, EAGLE_FLOAT16)  # of draft heads
+HIDDEN_VARIANTS = (HIDDEN, EAGLE_HIDDEN, HIDDEN_FLOAT16, EAGLE_HIDDEN_FLOAT16)  # of the models that these draft for
+FUSED = {
+    HIDDEN.name: HIDDEN_QMOE,
+    MTP.name: MTP_QMOE,
+    EAGLE_HIDDEN.name: EAGLE_HIDDEN_QMOE,
+    HIDDEN_FLOAT16.name: HIDDEN_QMOE_FLOAT16,
+    MTP_FLOAT16.name: MTP_QMOE_FLOAT16,
+    EAGLE_HIDDEN_FLOAT16.name: EAGLE_HIDDEN_QMOE_FLOAT16,
+}
+# graphs of draft heads, best first, by the CPU's without fused experts
+HEADS_ON_CPU = {MTP.name: (MTP_QMOE.name, MTP.name), EAGLE.name: (EAGLE.name,)}
+HEADS_ON_CUDA = {MTP.name: (MTP_QMOE_FLOAT16.name, MTP_FLOAT16.name), EAGLE.name: (EAGLE_FLOAT16.name,)}
+HIDDEN_ON_CUDA = {  # the same of the models that they draft for
+    HIDDEN.name: (HIDDEN_QMOE_FLOAT16.name, HIDDEN_FLOAT16.name),
+    EAGLE_HIDDEN.name: (EAGLE_HIDDEN_QMOE_FLOAT16.name, EAGLE_HIDDEN_FLOAT16.name),
+}
 # of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
 EXTERNAL = replace(FLOAT32, name="external-float32", file="model.external.onnx", recurrent=False)
 # of a vision encoder and projector: the CPU's, and those of GPUs
@@ -297,6 +325,7 @@ VISION_VARIANTS = (VISION, VISION_FLOAT16, VISION_GPU_FLOAT32)  # those that are
 VISION_ON_GPU = {
     FLOAT16.name: VISION_FLOAT16,
     QMOE_FLOAT16.name: VISION_FLOAT16,
+    **dict.fromkeys((name for names in HIDDEN_ON_CUDA.values() for name in names), VISION_FLOAT16),
     WEBGPU_FLOAT16.name: VISION_FLOAT16,
     GPU_FLOAT32.name: VISION_GPU_FLOAT32,
 }
@@ -338,6 +367,7 @@ _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read
 HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of draft heads, output of both
 POSITION_IDS = "position_ids"  # input: of each token the row of the rotary tables
 HIDDEN_FROM = "hidden_from"  # input: the first position whose hidden state is wanted, as logits_from
+GUESS, GUESSED_TOKEN, NEXT_LENGTH = "guess", "guessed_token", "next_length"  # outputs: export/onnx/guess.py
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
 VISION_OPENVINO = "vision-openvino"  # the variant of a vision encoder's OpenVINO model
 OPENVINO = "openvino"  # the variant of the OpenVINO model, whose operators need no table

@@ -22,6 +22,7 @@ from embedllm.export.layout import Layout
 from embedllm.export.onnx.altup import AltUpWriter
 from embedllm.export.onnx.attention import Attentions, masks_window, rotates_inside
 from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, Graph
+from embedllm.export.onnx.guess import guess_outputs, write_guess
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
@@ -143,6 +144,8 @@ class _Emitter:
             graph.node("Identity", [states], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
             normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
         self.head(decoder, normed)
+        if self.variant.guesses:
+            write_guess(graph, decoder)
         return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
 
     def embedding(self, decoder: Decoder, positions: str) -> str:
@@ -431,6 +434,8 @@ def _signature(
     outputs = [_info("logits", kind, ["batch", logits_count, decoder.head.rows])]
     if variant.gives_hidden:
         outputs.append(_info(LAST_HIDDEN_STATE, kind, ["batch", "hidden_rows", decoder.hidden]))
+    if variant.guesses:
+        outputs += guess_outputs()
     if decoder.is_draft_head:
         inputs.append(_info(HIDDEN_STATES, kind, ["batch", "tokens", decoder.hidden]))
     for number, attention in enumerate(decoder.kv_attentions):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import embedllm
 from embedllm import Model, Sampling
-from embedllm.backends.ort.draft_head import DraftHeadSession
+from embedllm.backends.sessions.draft_head import DraftHeadSession
 from embedllm.cancel import Cancel
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable, ExportError, PackageError

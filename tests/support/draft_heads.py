@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embedllm import Model
-from embedllm.backends.ort.draft_head import DraftHeadSession
+from embedllm.backends.sessions.draft_head import DraftHeadSession
 from embedllm.generation.speculation.draft_head import HeadDrafter
 
 

@@ -22,6 +22,15 @@ class FollowingSession(Session, Protocol):
         """Reads the hidden states of that session from now on."""
         ...
 
+    @property
+    def guesses_on(self) -> bool:
+        """Whether a feed makes as many guesses as were wanted."""
+        ...
+
+    def want(self, guesses: int) -> None:
+        """Says how many the next feed shall make."""
+        ...
+
 
 class HeadEngine(Engine, Protocol):
     """A head as an engine."""
@@ -49,10 +58,12 @@ class HeadDrafter:
     def draft_sequence(self, target: CachedSequence, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
         """Within the block, the head drafts for what the target model's sequence reads."""
         sequence = self._loop.call(lambda: self._opened(target))
+        session = cast("FollowingSession", sequence.session)
         try:
             with sequence.interruptible(cancel):
                 yield Draft(sequence, prompt, context=self._engine.context, chunk=self._engine.chunk,
-                            vocabulary=self._engine.tokens)  # fmt: skip
+                            vocabulary=self._engine.tokens,
+                            want=session.want if session.guesses_on else None)  # fmt: skip
         finally:
             self._loop.call(sequence.close)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from embedllm.generation.loop import DecodeStep, Feed, Feedable, FeedGenerator
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
@@ -19,6 +19,7 @@ from embedllm.generation.speculation.prompt_lookup import LONGEST, PromptLookup
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import GuessesOn
     from embedllm.cancel import Cancel
     from embedllm.generation.request import Request
     from embedllm.kv_cache.sequence import CachedSequence
@@ -49,20 +50,35 @@ class Draft:
         context: int,
         chunk: int,
         vocabulary: Sequence[int] | None = None,
+        want: Callable[[int], None] | None = None,
     ) -> None:
         """context: the most tokens that it holds. chunk: tokens per feed.
 
         vocabulary: the token that each of its logits is of; None: all tokens, in their order.
+        want: tells a sequence that guesses on how many the next feed shall make; None: each is fed for the next one.
         """
         self.sequence = sequence
         self.tokens = list(prompt)
         self.context = context
         self._chunk = chunk
         self._vocabulary = vocabulary
+        self._want = want
         self._agreed = 0  # tokens that are surely held
 
+    @property
+    def guesses_on(self) -> bool:
+        """Whether a feed makes several guesses."""
+        return self._want is not None
+
+    def want(self, guesses: int) -> None:
+        if self._want is not None:
+            self._want(guesses)
+
+    def guesses(self, logits: Logits) -> Sequence[tuple[int, float]]:
+        """The likeliest tokens, one behind the other, and each one's probability among those there are logits of."""
+        return cast("GuessesOn", logits).guesses() if self.guesses_on else [self.best(logits)]
+
     def best(self, logits: Logits) -> tuple[int, float]:
-        """The likeliest token, and its probability among those that there are logits of."""
         best = logits.top(1)
         place = best.tokens[0]
         share = math.exp(best.logits[0] - logits.logsumexp())
@@ -213,34 +229,43 @@ class Speculator:
             # once in a while, to learn whether it would pay by now
             wanted = int(most > 0 and self._balance > 2 * (costs.of(2) + costs.draft + costs.rewound - 1))
         found: list[int] = []
-        logits: Logits | None = None
+        draft.want(wanted)
         pieces = draft.pieces() if wanted else []
         reach = 1.0
         while len(found) < wanted:
-            for piece in pieces:
-                started_s = time.perf_counter()
-                rows = yield Feed(draft.sequence, piece)
-                self._clock(len(piece), time.perf_counter() - started_s)
-                logits = rows[-1]
-            assert logits is not None  # there is a piece
-            draft_token, share = draft.best(logits)
-            kind = min(int(share * _FIFTHS), _FIFTHS - 1)
-            self._pending.append((draft_token, kind))
-            reach *= self._experience.confidences.of(kind)
-            if found and reach < costs.of(len(found) + 2) - costs.of(len(found) + 1):
-                break  # it costs more to feed than it will give
-            found.append(draft_token)
-            pieces = [[draft_token]]
+            for draft_token, share in (yield from self._guesses(draft, pieces)):
+                kind = min(int(share * _FIFTHS), _FIFTHS - 1)
+                self._pending.append((draft_token, kind))
+                reach *= self._experience.confidences.of(kind)
+                if found and reach < costs.of(len(found) + 2) - costs.of(len(found) + 1):
+                    return found  # it costs more to feed than it will give
+                found.append(draft_token)
+            if draft.guesses_on:
+                break
+            pieces = [found[-1:]]
         return found
 
-    def _clock(self, fed: int, seconds: float) -> None:
+    def _guesses(
+        self, draft: Draft, pieces: Sequence[list[int]]
+    ) -> Generator[Feed, Sequence[Logits], Sequence[tuple[int, float]]]:
+        """What it guesses behind the last of these."""
+        found: Sequence[tuple[int, float]] = ()
+        for piece in pieces:
+            started_s = time.perf_counter()
+            rows = yield Feed(draft.sequence, piece)
+            found = draft.guesses(rows[-1])
+            self._clock(len(piece), time.perf_counter() - started_s, len(found))
+        return found
+
+    def _clock(self, fed: int, seconds: float, guessed: int) -> None:
         """Takes a feed of the draft model; those that read a prompt are no step, the first ones are to learn from."""
-        if fed > MAX_DRAFT_TOKENS + 1 or not self._costs.is_draft_known:
+        is_prompt = fed > MAX_DRAFT_TOKENS + 1
+        if is_prompt or not self._costs.is_draft_known:
             self._free_s += seconds
         else:
-            self._drafted += 1
-        if fed == 1:
-            self._costs.note_draft(seconds)
+            self._drafted += guessed
+        if fed == 1 or (guessed > 1 and not is_prompt):
+            self._costs.note_draft(seconds / guessed)
 
 
 def _kind(length: int) -> int:
