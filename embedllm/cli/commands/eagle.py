@@ -22,8 +22,8 @@ def eagle(folder: Path, checkpoint: str, *, bits: str, replace: bool, as_json: b
     """Add the EAGLE-3 head CHECKPOINT to the package directory FOLDER of the model that it was trained for.
 
     CHECKPOINT is a directory, or a repository of the hub, of a head alone: 'fc', 'midlayer', 'norm', 'lm_head' and
-    'd2t'. It is written to FOLDER/eagle and reads the embedding from FOLDER, which gets the graph variant
-    eagle-hidden-float32. Use it with --draft FOLDER/eagle --speculate draft.
+    'd2t'. It is written to FOLDER/eagle and reads the embedding from FOLDER, which gets the graph variants
+    eagle-hidden-float32 and eagle-hidden-float16. Use it with --draft FOLDER/eagle --speculate draft.
     """
     from embedllm.export.eagle import add_eagle
 

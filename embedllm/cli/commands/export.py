@@ -242,7 +242,7 @@ def _about_heads(layers: object, source: str, out: Path) -> str:
     if layers != 1:
         return f"left out: multi-token prediction heads (MTP) of {layers} layers; those of one layer are read."
     command = f"embedllm mtp {shlex.quote(str(out))} {shlex.quote(source)}"
-    return f"left out: a multi-token prediction head (MTP), which drafts on cpu and openvino. Add it: {command}"
+    return f"left out: a multi-token prediction head (MTP), which drafts on cpu, openvino and cuda. Add it: {command}"
 
 
 def _next_command(package: Package, out: Path) -> str:

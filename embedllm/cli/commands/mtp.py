@@ -23,8 +23,8 @@ def mtp(folder: Path, checkpoint: str, *, bits: str, replace: bool, as_json: boo
 
     CHECKPOINT is what FOLDER was exported from: a directory, a repository of the hub, or a GGUF file, with the head's
     tensors: 'mtp.*' (Qwen3-Next, Qwen 3.5), or a layer behind the last one (DeepSeek V3, GLM 4.5 to 4.7, GGUF). The
-    head is written to FOLDER/mtp and reads embedding and output matrix from FOLDER, which gets the graph variant
-    hidden-float32. Use it with --draft FOLDER/mtp --speculate draft.
+    head is written to FOLDER/mtp and reads embedding and output matrix from FOLDER, which gets the graph variants
+    hidden-float32 and hidden-float16. Use it with --draft FOLDER/mtp --speculate draft.
     """
     from embedllm.export.mtp import add_mtp
 
