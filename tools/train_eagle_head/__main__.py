@@ -9,7 +9,8 @@ chat_validation.jsonl, fresh_slots.jsonl, tldr_pairs.jsonl ("messages", or "desc
 validation.jsonl ("text"). PACKAGE: the export that the head shall draft for; its rounded matrices take the place of
 the checkpoint's. OUT: config.json and model.safetensors in the layout of published heads.
 
-Half of the time goes into replies, greedy and sampled. The head's vocabulary is what occurs most often in them.
+With --general, prompts of nine kinds are made from templates besides, for a model that was trained on more than the
+corpus. Half of the time goes into replies, greedy and sampled. The head's vocabulary is what occurs most often in them.
 It learns the model's distribution over its vocabulary for several guesses in a row; every twentieth entry of the corpus
 is held out, and says how often each guess is right.
 """
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 _LATER = 0.8  # weight of each guess in the loss, of that of the one before
 _WARM_UP = 0.03  # of the time
 _MOST_HELD_OUT = 768  # replies
+_MEASURED = Path(__file__).parents[2] / "tests" / "benchmarks" / "speculation_prompts.jsonl"
 
 
 def put_rounded(model: transformers.PreTrainedModel, folder: Path) -> None:
@@ -148,6 +150,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=9.0, help="of replies and training together")
     parser.add_argument("--reply-share", type=float, default=0.5, help="of the minutes, for replies")
+    parser.add_argument("--general", type=int, default=0, help="prompts that are made from templates")
+    parser.add_argument("--measured", type=Path, default=_MEASURED, help="prompts of a benchmark, which are left out")
     parser.add_argument("--reply-batch", type=int, default=1024, help="replies that are made at once")
     parser.add_argument("--new-tokens", type=int, default=160, help="of a reply, at most")
     parser.add_argument("--batch-tokens", type=int, default=24576, help="tokens of a step of training")
@@ -213,7 +217,10 @@ def main() -> None:
     if options.package is not None:
         put_rounded(model, options.package)
     model = model.to(options.device).eval().requires_grad_(False)
-    prompts = Prompts(options.corpus, tokenizer, seed=options.seed)
+    measured = [
+        json.loads(line)["messages"][-1]["content"] for line in options.measured.read_text("utf-8").splitlines()
+    ]
+    prompts = Prompts(options.corpus, tokenizer, seed=options.seed, general=options.general, measured=measured)
     trained, held_out = prompts.trained, prompts.held_out
     print(
         f"{len(trained):,} prompts and {len(held_out):,} held out: {Counter(each.kind for each in trained)}", flush=True
