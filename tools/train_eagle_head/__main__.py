@@ -29,7 +29,7 @@ import torch
 import transformers
 from head import Head, Size
 from prompts import Prompts
-from replies import Reply, all_replies, batches, in_groups, padded, replies_to
+from replies import Reply, all_replies, batches, in_groups, padded, prompt_groups, replies_to
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -150,9 +150,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=9.0, help="of replies and training together")
     parser.add_argument("--reply-share", type=float, default=0.5, help="of the minutes, for replies")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"), help="of the model")
     parser.add_argument("--general", type=int, default=0, help="prompts that are made from templates")
     parser.add_argument("--measured", type=Path, default=_MEASURED, help="prompts of a benchmark, which are left out")
-    parser.add_argument("--reply-batch", type=int, default=1024, help="replies that are made at once")
+    parser.add_argument(
+        "--cached-tokens", type=int, default=400_000, help="of prompts and replies that are made at once"
+    )
     parser.add_argument("--new-tokens", type=int, default=160, help="of a reply, at most")
     parser.add_argument("--batch-tokens", type=int, default=24576, help="tokens of a step of training")
     parser.add_argument("--prompts", type=int, default=0, help="at most, for a trial; 0: all")
@@ -212,11 +215,12 @@ def main() -> None:
     options = arguments()
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length, which is each step of a reply
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32)
     if options.package is not None:
         put_rounded(model, options.package)
-    model = model.to(options.device).eval().requires_grad_(False)
+    model = model.to(options.device, getattr(torch, options.dtype)).eval().requires_grad_(False)
     measured = [
         json.loads(line)["messages"][-1]["content"] for line in options.measured.read_text("utf-8").splitlines()
     ]
@@ -230,9 +234,9 @@ def main() -> None:
     if options.prompts:
         trained = trained[:: max(1, len(trained) // options.prompts)]
     how = {"stop": [tokenizer.eos_token_id, tokenizer.pad_token_id], "most": options.new_tokens}
-    groups = in_groups(kept, options.reply_batch)
+    groups = prompt_groups(kept, options.cached_tokens, options.new_tokens)
     checked = [reply for group in groups for reply in replies_to(model, group, temperature=0.0, **how)]
-    replies = all_replies(model, trained, size=options.reply_batch, seed=options.seed,
+    replies = all_replies(model, trained, cached_tokens=options.cached_tokens, seed=options.seed,
                           minutes=options.minutes * options.reply_share, **how)  # fmt: skip
     tokens = frequent(replies, options.vocabulary, model.config.vocab_size)
     size = Size(layers=tuple(options.layers), vocabulary=options.vocabulary, heads=options.heads,
