@@ -40,8 +40,9 @@ def test_each_guess_in_a_row_sees_what_it_sees_in_decoding(trainer: ModuleType, 
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", num_hidden_layers=4)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     torch.manual_seed(0)
+    spread = torch.tensor([0.5, 2.0, 4.0]).repeat_interleave(model.config.hidden_size)  # exact in float16
     size = trainer.Size(layers=_LAYERS, vocabulary=DRAFT_VOCABULARY, heads=4, kv_heads=2, head_dim=16, intermediate=96)
-    head = trainer.Head(model, size, torch.arange(0, 7 * DRAFT_VOCABULARY, 7)).half().float()
+    head = trainer.Head(model, size, torch.arange(0, 7 * DRAFT_VOCABULARY, 7), spread).half().float()
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text(json.dumps(head.config(model.config)), encoding="utf-8")
     save_file(head.tensors(VOCABULARY), tmp_path / "head" / "model.safetensors")

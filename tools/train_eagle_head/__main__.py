@@ -36,6 +36,7 @@ from torch import Tensor, nn
 _LATER = 0.8  # weight of each guess in the loss, of that of the one before
 _WARM_UP = 0.03  # of the time
 _MOST_HELD_OUT = 768  # replies
+_OF_SPREAD = 64  # replies
 _MEASURED = Path(__file__).parents[2] / "tests" / "benchmarks" / "speculation_prompts.jsonl"
 
 
@@ -79,6 +80,17 @@ def read_by_model(
     likeliest = logits.argmax(-1)
     known = torch.isin(likeliest, tokens)
     return model.get_input_embeddings()(ids[:, 1:]).float(), features.float(), logits[..., tokens].float(), known
+
+
+@torch.no_grad()
+def feature_spread(model: transformers.PreTrainedModel, replies: Sequence[Reply], layers: Sequence[int]) -> Tensor:
+    """The root of the mean square of each feature that a head reads."""
+    ids, spans = padded(replies[:: max(1, len(replies) // _OF_SPREAD)])
+    found = model.model(ids.to(model.device), output_hidden_states=True).hidden_states
+    place = torch.arange(ids.shape[1])
+    # what begins a text draws the attention of all that follow, and has features a thousand times those of others
+    counted = ((place > 0) & (place < spans[:, 1:])).to(model.device)
+    return torch.cat([found[layer][counted] for layer in layers], dim=-1).float().square().mean(0).sqrt()
 
 
 def guessed_places(ids: Tensor, spans: Tensor) -> Tensor:
@@ -241,7 +253,7 @@ def main() -> None:
     tokens = frequent(replies, options.vocabulary, model.config.vocab_size)
     size = Size(layers=tuple(options.layers), vocabulary=options.vocabulary, heads=options.heads,
                 kv_heads=options.kv_heads, head_dim=options.head_dim, intermediate=options.intermediate)  # fmt: skip
-    head = Head(model, size, tokens).to(options.device)
+    head = Head(model, size, tokens, feature_spread(model, replies, options.layers)).to(options.device)
     print(f"{sum(each.numel() for each in head.parameters()):,} weights", flush=True)
     train(model, head, replies, options, options.minutes * (1 - options.reply_share))
     print(f"held out, {len(checked):,} replies:\n{said(acceptance(model, head, checked, options.guesses))}", flush=True)
