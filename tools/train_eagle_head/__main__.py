@@ -256,10 +256,10 @@ def main() -> None:
     head = Head(model, size, tokens, feature_spread(model, replies, options.layers)).to(options.device)
     print(f"{sum(each.numel() for each in head.parameters()):,} weights", flush=True)
     train(model, head, replies, options, options.minutes * (1 - options.reply_share))
-    print(f"held out, {len(checked):,} replies:\n{said(acceptance(model, head, checked, options.guesses))}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "config.json").write_text(json.dumps(head.config(model.config), indent=1), encoding="utf-8")
     save_file(head.tensors(model.config.vocab_size), options.out / "model.safetensors", metadata={"format": "pt"})
+    print(f"held out, {len(checked):,} replies:\n{said(acceptance(model, head, checked, options.guesses))}", flush=True)
 
 
 if __name__ == "__main__":
