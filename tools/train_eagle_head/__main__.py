@@ -9,7 +9,8 @@ chat_validation.jsonl, fresh_slots.jsonl, tldr_pairs.jsonl ("messages", or "desc
 validation.jsonl ("text"). PACKAGE: the export that the head shall draft for; its rounded matrices take the place of
 the checkpoint's. OUT: config.json and model.safetensors in the layout of published heads.
 
-Half of the time goes into replies, greedy and sampled. The head's vocabulary is what occurs most often in them.
+With --general, prompts of nine kinds are made from templates besides, for a model that was trained on more than the
+corpus. Half of the time goes into replies, greedy and sampled. The head's vocabulary is what occurs most often in them.
 It learns the model's distribution over its vocabulary for several guesses in a row; every twentieth entry of the corpus
 is held out, and says how often each guess is right.
 """
@@ -28,13 +29,15 @@ import torch
 import transformers
 from head import Head, Size
 from prompts import Prompts
-from replies import Reply, all_replies, batches, in_groups, padded, replies_to
+from replies import Reply, all_replies, batches, in_groups, padded, prompt_groups, replies_to
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 _LATER = 0.8  # weight of each guess in the loss, of that of the one before
 _WARM_UP = 0.03  # of the time
 _MOST_HELD_OUT = 768  # replies
+_OF_SPREAD = 64  # replies
+_MEASURED = Path(__file__).parents[2] / "tests" / "benchmarks" / "speculation_prompts.jsonl"
 
 
 def put_rounded(model: transformers.PreTrainedModel, folder: Path) -> None:
@@ -77,6 +80,17 @@ def read_by_model(
     likeliest = logits.argmax(-1)
     known = torch.isin(likeliest, tokens)
     return model.get_input_embeddings()(ids[:, 1:]).float(), features.float(), logits[..., tokens].float(), known
+
+
+@torch.no_grad()
+def feature_spread(model: transformers.PreTrainedModel, replies: Sequence[Reply], layers: Sequence[int]) -> Tensor:
+    """The root of the mean square of each feature that a head reads."""
+    ids, spans = padded(replies[:: max(1, len(replies) // _OF_SPREAD)])
+    found = model.model(ids.to(model.device), output_hidden_states=True).hidden_states
+    place = torch.arange(ids.shape[1])
+    # what begins a text draws the attention of all that follow, and has features a thousand times those of others
+    counted = ((place > 0) & (place < spans[:, 1:])).to(model.device)
+    return torch.cat([found[layer][counted] for layer in layers], dim=-1).float().square().mean(0).sqrt()
 
 
 def guessed_places(ids: Tensor, spans: Tensor) -> Tensor:
@@ -148,7 +162,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=9.0, help="of replies and training together")
     parser.add_argument("--reply-share", type=float, default=0.5, help="of the minutes, for replies")
-    parser.add_argument("--reply-batch", type=int, default=1024, help="replies that are made at once")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"), help="of the model")
+    parser.add_argument("--general", type=int, default=0, help="prompts that are made from templates")
+    parser.add_argument("--measured", type=Path, default=_MEASURED, help="prompts of a benchmark, which are left out")
+    parser.add_argument(
+        "--cached-tokens", type=int, default=400_000, help="of prompts and replies that are made at once"
+    )
     parser.add_argument("--new-tokens", type=int, default=160, help="of a reply, at most")
     parser.add_argument("--batch-tokens", type=int, default=24576, help="tokens of a step of training")
     parser.add_argument("--prompts", type=int, default=0, help="at most, for a trial; 0: all")
@@ -208,12 +227,16 @@ def main() -> None:
     options = arguments()
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length, which is each step of a reply
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32)
     if options.package is not None:
         put_rounded(model, options.package)
-    model = model.to(options.device).eval().requires_grad_(False)
-    prompts = Prompts(options.corpus, tokenizer, seed=options.seed)
+    model = model.to(options.device, getattr(torch, options.dtype)).eval().requires_grad_(False)
+    measured = [
+        json.loads(line)["messages"][-1]["content"] for line in options.measured.read_text("utf-8").splitlines()
+    ]
+    prompts = Prompts(options.corpus, tokenizer, seed=options.seed, general=options.general, measured=measured)
     trained, held_out = prompts.trained, prompts.held_out
     print(
         f"{len(trained):,} prompts and {len(held_out):,} held out: {Counter(each.kind for each in trained)}", flush=True
@@ -223,20 +246,20 @@ def main() -> None:
     if options.prompts:
         trained = trained[:: max(1, len(trained) // options.prompts)]
     how = {"stop": [tokenizer.eos_token_id, tokenizer.pad_token_id], "most": options.new_tokens}
-    groups = in_groups(kept, options.reply_batch)
+    groups = prompt_groups(kept, options.cached_tokens, options.new_tokens)
     checked = [reply for group in groups for reply in replies_to(model, group, temperature=0.0, **how)]
-    replies = all_replies(model, trained, size=options.reply_batch, seed=options.seed,
+    replies = all_replies(model, trained, cached_tokens=options.cached_tokens, seed=options.seed,
                           minutes=options.minutes * options.reply_share, **how)  # fmt: skip
     tokens = frequent(replies, options.vocabulary, model.config.vocab_size)
     size = Size(layers=tuple(options.layers), vocabulary=options.vocabulary, heads=options.heads,
                 kv_heads=options.kv_heads, head_dim=options.head_dim, intermediate=options.intermediate)  # fmt: skip
-    head = Head(model, size, tokens).to(options.device)
+    head = Head(model, size, tokens, feature_spread(model, replies, options.layers)).to(options.device)
     print(f"{sum(each.numel() for each in head.parameters()):,} weights", flush=True)
     train(model, head, replies, options, options.minutes * (1 - options.reply_share))
-    print(f"held out, {len(checked):,} replies:\n{said(acceptance(model, head, checked, options.guesses))}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "config.json").write_text(json.dumps(head.config(model.config), indent=1), encoding="utf-8")
     save_file(head.tensors(model.config.vocab_size), options.out / "model.safetensors", metadata={"format": "pt"})
+    print(f"held out, {len(checked):,} replies:\n{said(acceptance(model, head, checked, options.guesses))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,14 +30,20 @@ class Size:
 class Head(nn.Module):
     """The head, beside a model whose embedding it reads."""
 
-    def __init__(self, model: transformers.PreTrainedModel, size: Size, tokens: Tensor) -> None:
-        """tokens: of the rows of its matrix, ascending. It begins with these rows of the model's."""
+    def __init__(self, model: transformers.PreTrainedModel, size: Size, tokens: Tensor, spread: Tensor) -> None:
+        """tokens: of the rows of its matrix, ascending. It begins with these rows of the model's.
+
+        spread: of each of the features, the root of its mean square. fc is learned of features divided by it: single
+        ones are a hundred times others, and a step of Adam would change what they contribute a hundred times as much.
+        """
         super().__init__()
         config, self.size = model.config, size
         hidden, epsilon = config.hidden_size, config.rms_norm_eps
         self.theta = float(config.rope_parameters["rope_theta"])
         self.tokens: Tensor
+        self.spread: Tensor
         self.register_buffer("tokens", tokens)
+        self.register_buffer("spread", spread)
 
         def matrix(rows: int, columns: int) -> nn.Linear:
             made = nn.Linear(columns, rows, bias=False)
@@ -54,7 +60,8 @@ class Head(nn.Module):
         norms = (nn.RMSNorm(hidden, eps=epsilon) for _ in range(4))
         self.embedding_norm, self.hidden_norm, self.mlp_norm, self.norm = norms
         with torch.no_grad():
-            self.fc.weight[:, -hidden:] += torch.eye(hidden)  # what the last of the layers gives passes through
+            last = spread[-hidden:].to(self.fc.weight.device)
+            self.fc.weight[:, -hidden:] += (last / last.square().mean().sqrt()).diag()  # the last layer's pass through
             self.lm_head.weight.copy_(model.lm_head.weight[tokens.to(model.device)])
             self.norm.weight.copy_(model.model.norm.weight)
 
@@ -63,7 +70,7 @@ class Head(nn.Module):
 
         embedded: [B, T, D] of the tokens from the second on. features: [B, T, layers * D] of those from the first on.
         """
-        hidden, made = self.fc(features), []
+        hidden, made = self.fc(features / self.spread), []
         keys: list[Tensor] = []
         values: list[Tensor] = []
         rotation = self._rotation(embedded.shape[1], embedded)
@@ -116,6 +123,7 @@ class Head(nn.Module):
                  "embedding_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
                  "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm"}  # fmt: skip
         own = self.state_dict()
+        own["fc.weight"] = own["fc.weight"] / self.spread
         found = {f"{theirs}.weight": own[f"{ours}.weight"].cpu().half().contiguous() for ours, theirs in names.items()}
         tokens = self.tokens.cpu()
         known = torch.zeros(vocabulary, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Prompts for the model's own replies: chats, tasks and beginnings of texts, as token ids.
+"""Prompts for the model's own replies: chats, tasks, beginnings of texts and general prompts, as token ids.
 
 What is drawn at random has a seed. Every entry of a file is either trained on or held out, with all that is made of it.
 """
@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
+from general import general_prompts
 
 Messages = list[dict[str, Any]]
 HELD_OUT = 20  # every twentieth entry
 _LONGEST = 400  # tokens
 _OF_SUMS = 0.15  # share of the paragraphs that a sum comes with
 _SYSTEM = (None, None, None, "You are a helpful assistant.", "You turn plain English into shell commands.")
+_GENERAL_SYSTEM = (None,) * 9 + ("You are a helpful assistant.",)
 _TASKS = {  # of a paragraph or a sentence {0}, and of a word {1}
     "summary": ("Summarize: {0}", "Summarize the following text in one sentence.\n\n{0}", "What is this about?\n{0}"),
     "question": ("What does '{1}' mean here? {0}", "What is {1}?", "Who is {1}?", "Why is {1} important?"),
@@ -43,27 +46,59 @@ class Prompt:
 class Prompts:
     """All prompts of a corpus, those that are trained on and those that are held out."""
 
-    def __init__(self, corpus: Path, tokenizer: transformers.PreTrainedTokenizerBase, *, seed: int) -> None:
-        """corpus: the folder with chat_validation.jsonl, tldr_pairs.jsonl, fresh_slots.jsonl and validation.jsonl."""
+    def __init__(
+        self,
+        corpus: Path,
+        tokenizer: transformers.PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        general: int = 0,
+        measured: Collection[str] = (),
+    ) -> None:
+        """corpus: the folder with chat_validation.jsonl, tldr_pairs.jsonl, fresh_slots.jsonl and validation.jsonl.
+
+        general: how many are made from templates besides. measured: what a benchmark asks, which is left out.
+        """
         self._tokenizer = tokenizer
         self._random = random.Random(seed)
+        self._measured = {plain(text) for text in measured}
         self.trained: list[Prompt] = []
         self.held_out: list[Prompt] = []
         parts = (("chat_validation", self._chats), ("fresh_slots", self._chats), ("tldr_pairs", self._commands),
                  ("validation", self._texts))  # fmt: skip
+        entries: list[dict[str, Any]] = []
         for name, prompts_of in parts:
-            for number, line in enumerate((corpus / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()):
-                found = [each for each in prompts_of(json.loads(line)) if 0 < len(each.tokens) <= _LONGEST]
-                (self.trained if number % HELD_OUT else self.held_out).extend(found)
+            lines = (corpus / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+            entries = [json.loads(line) for line in lines]
+            for number, entry in enumerate(entries):
+                (self.trained if number % HELD_OUT else self.held_out).extend(self._short(prompts_of(entry)))
+        held_out = entries[::HELD_OUT]  # of the texts, which are last
+        trained = [entry for number, entry in enumerate(entries) if number % HELD_OUT]
+        if general:
+            self.trained += self._short(self._general(trained, general))
+            self.held_out += self._short(self._general(held_out, general // HELD_OUT))
+
+    @staticmethod
+    def _short(prompts: Iterable[Prompt]) -> list[Prompt]:
+        return [prompt for prompt in prompts if 0 < len(prompt.tokens) <= _LONGEST]
+
+    def _general(self, texts: Sequence[dict[str, Any]], count: int) -> Iterator[Prompt]:
+        """From templates, with paragraphs of prose."""
+        paragraphs = [paragraph for entry in texts for paragraph in entry["text"].split("\n\n")]
+        prose = [paragraph for paragraph in paragraphs if re.match(r"[A-Z][^|`#]{120,}[.?!]$", paragraph)]
+        for kind, text in general_prompts(prose, count, self._random):
+            yield self._asked(kind, text, _GENERAL_SYSTEM)
 
     def _chat(self, kind: str, messages: Messages, tools: Messages | None = None) -> Prompt:
+        if plain(messages[-1]["content"]) in self._measured:
+            return Prompt(kind=kind, tokens=[])  # and so left out
         text = self._tokenizer.apply_chat_template(messages, tools=None if tools is None else [*tools], tokenize=False,
                                                    add_generation_prompt=True)  # fmt: skip
         assert isinstance(text, str)  # as tokenize=False says
         return Prompt(kind=kind, tokens=self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _asked(self, kind: str, text: str) -> Prompt:
-        system = self._random.choice(_SYSTEM)
+    def _asked(self, kind: str, text: str, systems: Sequence[str | None] = _SYSTEM) -> Prompt:
+        system = self._random.choice(systems)
         before: Messages = [] if system is None else [{"role": "system", "content": system}]
         return self._chat(kind, [*before, {"role": "user", "content": text}])
 
@@ -98,3 +133,8 @@ class Prompts:
             if chosen.random() < _OF_SUMS:
                 one, other, sign = chosen.randint(1, 99), chosen.randint(1, 99), chosen.choice("+-*")
                 yield self._asked("mathematics", chosen.choice(_SUMS).format(one, other, sign))
+
+
+def plain(text: str) -> str:
+    """The words alone, by which two prompts are found to ask the same."""
+    return " ".join(re.findall(r"[^\W_]+", text.casefold()))

@@ -61,7 +61,7 @@ def all_replies(
     model: transformers.PreTrainedModel,
     prompts: Sequence[Prompt],
     *,
-    size: int,
+    cached_tokens: int,
     minutes: float,
     stop: Sequence[int],
     most: int,
@@ -69,13 +69,13 @@ def all_replies(
 ) -> list[Reply]:
     """Replies to all prompts again and again until the time is over, batches greedy and sampled in turn.
 
-    size: of a batch. most: tokens of a reply.
+    cached_tokens: of a batch, prompts and replies. most: tokens of a reply.
     """
     chooser, began_s, turn = random.Random(seed), time.monotonic(), 0
     made: list[Reply] = []
     while True:
         order = sorted(prompts, key=lambda prompt: len(prompt.tokens) + chooser.random())
-        groups = list(in_groups(order, size))
+        groups = prompt_groups(order, cached_tokens, most)
         chooser.shuffle(groups)
         for group in groups:
             if time.monotonic() - began_s > 60 * minutes and made:
@@ -83,7 +83,12 @@ def all_replies(
             made += replies_to(model, group, temperature=_TEMPERATURES[turn % len(_TEMPERATURES)], stop=stop,
                                  most=most)  # fmt: skip
             turn += 1
-        print(f"{len(made):,} replies after {time.monotonic() - began_s:.0f} s", flush=True)
+            print(f"{len(made):,} replies after {time.monotonic() - began_s:.0f} s", flush=True)
+
+
+def prompt_groups(prompts: Sequence[Prompt], cached_tokens: int, most: int) -> list[list[Prompt]]:
+    """Batches of prompts, the shortest first, that together with replies of `most` tokens have so many tokens."""
+    return _groups(prompts, [len(prompt.tokens) + most for prompt in prompts], cached_tokens)
 
 
 def batches(replies: Sequence[Reply], tokens: int, *, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -94,13 +99,19 @@ def batches(replies: Sequence[Reply], tokens: int, *, seed: int) -> Iterator[tup
     chooser = random.Random(seed)
     while True:
         order = sorted(replies, key=lambda reply: len(reply.tokens) * (1 + 0.1 * chooser.random()))
-        groups: list[list[Reply]] = [[]]
-        for reply in order:
-            if groups[-1] and (len(groups[-1]) + 1) * len(reply.tokens) > tokens:
-                groups.append([])
-            groups[-1].append(reply)
+        groups = _groups(order, [len(reply.tokens) for reply in order], tokens)
         chooser.shuffle(groups)
         yield from (padded(group) for group in groups)
+
+
+def _groups(items: Sequence[T], lengths: Sequence[int], tokens: int) -> list[list[T]]:
+    """Runs of items that have about so many tokens, each filled up to the longest, which is the last."""
+    groups: list[list[T]] = [[]]
+    for item, length in zip(items, lengths, strict=True):
+        if groups[-1] and (len(groups[-1]) + 1) * length > tokens:
+            groups.append([])
+        groups[-1].append(item)
+    return groups
 
 
 def in_groups(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
