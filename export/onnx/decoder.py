@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.altup import AltUpWriter
 from embedllm.export.onnx.attention import Attentions, masks_window, rotates_inside
-from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, Graph
+from embedllm.export.onnx.builder import Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
-from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
+from embedllm.export.onnx.recurrent import Recurrent
+from embedllm.export.onnx.signature import signature
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle, MultiTokenPrediction
@@ -35,8 +36,7 @@ from embedllm.package.architecture.recurrent import Mamba2
 from embedllm.package.architecture.weights import Norm
 from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, POSITION_IDS, GraphVariant
 from embedllm.package.packing import Packing
-from embedllm.package.recurrent_state import state_kinds
-from embedllm.package.tensors import ROPE_TABLES, scale_name
+from embedllm.package.tensors import scale_name
 from embedllm.package.wasm_floats import float_spans
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _Emitter:
             graph.node("Identity", [states], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
             normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
         self.head(decoder, normed)
-        return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
+        return graph.model(decoder.model_type, *signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
 
     def embedding(self, decoder: Decoder, positions: str) -> str:
         x = self.products.embedding(decoder.embedding)
@@ -394,56 +394,3 @@ def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
     return decoder.position_embeddings is not None or not all(
         rotates_inside(attention, decoder) for attention in rotated
     )
-
-
-def _signature(
-    decoder: Decoder, *, variant: GraphVariant, keeps_latent: bool
-) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
-    """Inputs and outputs, under the names that onnxruntime-genai and optimum use."""
-    kind, integer = FLOAT_TYPES[variant.activations], TensorProto.INT64
-    held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(variant.kv_bits, (kind, 1))
-    inputs = [_info("input_ids", integer, ["batch", "tokens"])]
-    if variant.lengths_from_mask:
-        inputs += [_info("attention_mask", integer, ["batch", "total"])]
-        if variant.takes_positions(decoder):
-            inputs += [_info(POSITION_IDS, integer, ["batch", "tokens"])]
-        selector = [_info("logits_from", integer, [1])]
-        # 1: onnxruntime-genai makes room for every position of a prompt unless this says that only the last one comes
-        logits_count, before = 1, "past"
-    else:
-        inputs += [
-            _info(POSITION_IDS, integer, ["batch", "tokens"]),
-            _info("seqlens_k", TensorProto.INT32, ["batch"]),
-            _info("total_sequence_length", TensorProto.INT32, [1]),
-        ]
-        selector = [_info("logits_at", integer, ["logits"])]
-        logits_count, before = "logits", "capacity"
-    if variant.gives_hidden:
-        selector.append(_info(HIDDEN_FROM, integer, [1]))
-    if variant.takes_images(decoder):
-        selector += [
-            _info("image_features", kind, ["images", decoder.image_width]),  # rows of all images in this run
-            _info("image_positions", integer, ["images", 2]),  # of each the sequence and the place in it
-        ]
-        if decoder.rope.mrope is not None:  # the rows of a sequence's tokens, by their places
-            rope_shape = ["places", decoder.rope.rotary_dim // 2]
-            selector += [_info(name, TensorProto.FLOAT, rope_shape) for name in ROPE_TABLES]
-    outputs = [_info("logits", kind, ["batch", logits_count, decoder.head.rows])]
-    if variant.gives_hidden:
-        outputs.append(_info(LAST_HIDDEN_STATE, kind, ["batch", "hidden_rows", decoder.hidden]))
-    if decoder.is_draft_head:
-        inputs.append(_info(HIDDEN_STATES, kind, ["batch", "tokens", decoder.hidden]))
-    for number, attention in enumerate(decoder.kv_attentions):
-        for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
-            heads, size = (1, attention.latent_dim) if keeps_latent else (attention.kv_heads, attention.head_dim)
-            shape = ["batch", heads, length, size // per_element]
-            parts = ("key",) if keeps_latent else ("key", "value")
-            infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in parts]
-    for name, (state_kind, shape) in state_kinds(decoder, variant).items():
-        for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
-            infos.append(_info(f"{prefix}_{name}", FLOAT_TYPES[state_kind], ["batch", *shape]))
-    return [*inputs, *selector], outputs
-
-
-def _info(name: str, kind: int, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
