@@ -63,6 +63,12 @@ class GraphVariant:
     position_ids: bool = False
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
     appends_only: bool = False  # GroupQueryAttention does, and plain operators attend: export/onnx/image_attention.py
+    # embeddings are an input beside the tokens, those of images in their places, which another graph makes: prompts are
+    # read in one run, so tokens of text are causal there and those of an image may attend to one another
+    takes_embeddings: bool = False
+    # what an encoder of images of any size computes from: "inputs", of the size (backends/image_grid.py), beside
+    # pixels; "pixels" alone; or "patches" of an image and their grid, "image_grid_thw", as Qwen's processors make them
+    grid_from: str = "inputs"
     gives_hidden: bool = False  # hidden states are an output, for a draft head
     float_matrices: bool = (
         False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
@@ -83,6 +89,10 @@ class GraphVariant:
         if decoder.vision is None or not self.images or decoder.images_are_bidirectional != self.bidirectional:
             return False
         return decoder.rope.mrope is None or self.mrope
+
+    def computes_mrope(self, decoder: Decoder) -> bool:
+        """Whether its graph of a model has time, row and column of tokens as an input, and rotary tables of them."""
+        return self.takes_embeddings and decoder.rope.mrope is not None
 
     def takes_positions(self, decoder: Decoder) -> bool:
         """Whether its graph of a model has positions of tokens as an input.
@@ -331,12 +341,28 @@ IMAGES_ON_GPU = {
     WEBGPU_FLOAT16.name: IMAGES_WEBGPU_FLOAT16,
     GPU_FLOAT32.name: IMAGES_GPU_FLOAT32,
 }
+# as onnxruntime-genai runs a model that takes images, on the CPU: an encoder whose only inputs are what its processor
+# gives, the embedding of tokens with features of images in their places, and the decoder behind it
+GENAI_DECODER = replace(
+    FLOAT32,
+    name="genai-decoder-float32",
+    file="genai.decoder.onnx",
+    latent_kv=False,
+    recurrent=False,
+    images=False,
+    takes_embeddings=True,
+)
+GENAI_EMBEDDING = replace(GENAI_DECODER, name="genai-embedding-float32", file="genai.embedding.onnx")
+GENAI_VISION_OF_PIXELS = replace(VISION, name="genai-vision-float32", file="genai.vision.onnx", grid_from="pixels")
+GENAI_VISION_OF_PATCHES = replace(GENAI_VISION_OF_PIXELS, grid_from="patches")
 # in the order of an export and its manifest
 VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of draft heads, output of both
-POSITION_IDS = "position_ids"  # input: of each token the row of the rotary tables
+# input: of each token the row of the rotary tables; of variants that compute these of M-RoPE, time, row and column
+POSITION_IDS = "position_ids"
+INPUTS_EMBEDS = "inputs_embeds"  # input of a decoder without its embedding, output of that
 HIDDEN_FROM = "hidden_from"  # input: the first position whose hidden state is wanted, as logits_from
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
 VISION_OPENVINO = "vision-openvino"  # the variant of a vision encoder's OpenVINO model
@@ -357,3 +383,4 @@ POSITIONS = ("position_rows", "position_weights")  # [n, patches], [n, patches, 
 WINDOWS = "window_patches"  # [windows, longest]: places of patches, in the order of squares; any behind a window's end
 WINDOW_MASK = "window_mask"  # [windows, longest]: 1 for patches, 0 behind a window's end
 WINDOW_PLACES = "window_places"  # [patches]: where each is among all windows, one behind the other
+IMAGE_GRID = "image_grid_thw"  # [images, 3]: time, rows and columns of patches, as transformers has it

@@ -25,6 +25,7 @@ from embedllm.export.onnx.builder import Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
+from embedllm.export.onnx.mrope import table_rows
 from embedllm.export.onnx.norms import Norms
 from embedllm.export.onnx.recurrent import Recurrent
 from embedllm.export.onnx.signature import signature
@@ -34,7 +35,14 @@ from embedllm.package.architecture.draft_head import Eagle, MultiTokenPrediction
 from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding, PerLayerInput
 from embedllm.package.architecture.recurrent import Mamba2
 from embedllm.package.architecture.weights import Norm
-from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, POSITION_IDS, GraphVariant
+from embedllm.package.graph_variants import (
+    HIDDEN_FROM,
+    HIDDEN_STATES,
+    INPUTS_EMBEDS,
+    LAST_HIDDEN_STATE,
+    POSITION_IDS,
+    GraphVariant,
+)
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import scale_name
 from embedllm.package.wasm_floats import float_spans
@@ -146,8 +154,11 @@ class _Emitter:
         return graph.model(decoder.model_type, *signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
 
     def embedding(self, decoder: Decoder, positions: str) -> str:
-        x = self.products.embedding(decoder.embedding)
-        x = self.times(x, decoder.embedding_multiplier, "multiplied")
+        if self.variant.takes_embeddings:
+            x = self.given_embeddings(decoder)
+        else:
+            x = self.products.embedding(decoder.embedding)
+            x = self.times(x, decoder.embedding_multiplier, "multiplied")
         if self.variant.takes_images(decoder):
             x = self.with_images(decoder, x)
         if decoder.position_embeddings is not None:
@@ -187,16 +198,28 @@ class _Emitter:
         graph = self.graph
         graph.default_array("image_features", np.zeros((0, decoder.image_width), graph.activations))
         graph.default_array("image_positions", np.zeros((0, 2), np.int64))
-        features = "image_features"
-        if count := decoder.image_width // decoder.hidden - 1:
-            features, *self.deepstack = (graph.named(f"features.{at}") for at in range(count + 1))
-            graph.node("Split", ["image_features"], [features, *self.deepstack], graph.named("features"), axis=-1,
-                       num_outputs=count + 1)  # fmt: skip
+        features, *self.deepstack = self.apart(decoder, "image_features")
         return graph.op("ScatterND", [x, "image_positions", features], "seen")
+
+    def given_embeddings(self, decoder: Decoder) -> str:
+        """The rows [B, T, hidden] of an input, behind which it has those of DeepStack: zeros for tokens of text."""
+        x, *self.deepstack = self.apart(decoder, INPUTS_EMBEDS)
+        return x
+
+    def apart(self, decoder: Decoder, features: str) -> list[str]:
+        """[..., image_width] as parts of [..., hidden]."""
+        graph, count = self.graph, decoder.image_width // decoder.hidden
+        if count == 1:
+            return [features]
+        parts = [graph.named(f"features.{at}") for at in range(count)]
+        graph.node("Split", [features], parts, graph.named("features"), axis=-1, num_outputs=count)
+        return parts
 
     def with_deepstack(self, x: str, features: str) -> str:
         """x [B, T, hidden] with features added to the rows of images."""
         graph = self.graph
+        if self.variant.takes_embeddings:
+            return graph.op("Add", [x, features], "deepstack")
         if self.variant.scatters_sums:
             return graph.op("ScatterND", [x, "image_positions", features], "deepstack", reduction="add")
         zeros = graph.op("Sub", [x, x], "deepstack.zeros")
@@ -349,6 +372,8 @@ class _Emitter:
         """Positions of the new tokens, [B, T]; empty where nothing reads them."""
         if self.variant.takes_positions(decoder):
             return POSITION_IDS
+        if self.variant.computes_mrope(decoder):
+            return table_rows(self.graph)
         # a latent's part with RoPE is rotated outside of attention
         return self.positions() if keeps_latent or _reads_positions(decoder, self.variant) else ""
 
@@ -387,10 +412,11 @@ def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
     if (
         decoder.chunk
         or variant.bidirectional
+        or (variant.takes_embeddings and decoder.images_are_bidirectional)
         or any(each.temperature is not None or masks_window(each, variant) for each in decoder.attentions)
     ):
         return True
     rotated = (attention for attention in decoder.attentions if attention.rope is not None)
     return decoder.position_embeddings is not None or not all(
-        rotates_inside(attention, decoder) for attention in rotated
+        rotates_inside(attention, decoder, variant) for attention in rotated
     )

@@ -13,6 +13,7 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import (
     HIDDEN_FROM,
     HIDDEN_STATES,
+    INPUTS_EMBEDS,
     LAST_HIDDEN_STATE,
     POSITION_IDS,
     GraphVariant,
@@ -32,6 +33,10 @@ def signature(
         inputs += [_info("attention_mask", integer, ["batch", "total"])]
         if variant.takes_positions(decoder):
             inputs += [_info(POSITION_IDS, integer, ["batch", "tokens"])]
+        if variant.takes_embeddings:
+            inputs += [_info(INPUTS_EMBEDS, kind, ["batch", "tokens", decoder.image_width])]
+        if variant.computes_mrope(decoder):
+            inputs += [_info(POSITION_IDS, integer, [3, "batch", "tokens"])]
         selector = [_info("logits_from", integer, [1])]
         # 1: onnxruntime-genai makes room for every position of a prompt unless this says that only the last one comes
         logits_count, before = 1, "past"

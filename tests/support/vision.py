@@ -61,12 +61,12 @@ def vision_checkpoint(folder: Path) -> Path:
     return _written(folder, config, RandomSource(describe(Config(config))).tensors, tower="model.vision_model")
 
 
-def gemma_checkpoint(folder: Path, window: int) -> Path:
+def gemma_checkpoint(folder: Path, window: int, *, tile: int = TILE, tile_tokens: int = TILE_TOKENS) -> Path:
     """A random Gemma 3 with the names of published checkpoints, as vision_checkpoint(). window: in tokens."""
     text = {**GEMMA3, "eos_token_id": None, "max_position_embeddings": 512, "sliding_window": window,
             "rms_norm_eps": 1e-6}  # fmt: skip
-    config = {"model_type": "gemma3", "text_config": text, "vision_config": SIGLIP, "mm_tokens_per_image": TILE_TOKENS,
-              "image_token_index": IMAGE_TOKEN}  # fmt: skip
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {**SIGLIP, "image_size": tile},
+              "mm_tokens_per_image": tile_tokens, "image_token_index": IMAGE_TOKEN}  # fmt: skip
     tensors = RandomSource(describe(Config(config))).tensors
     projector = "multi_modal_projector.mm_input_projection_weight"
     tensors[projector] = np.ascontiguousarray(tensors.pop(f"{projector}.weight").T)
@@ -146,16 +146,16 @@ def write_smolvlm_chat(folder: Path, *, tile: int, tile_tokens: int, longest_edg
     )  # fmt: skip
 
 
-def gemma_chat_checkpoint(folder: Path) -> Path:
+def gemma_chat_checkpoint(folder: Path, *, window: int = 50, tile: int = TILE, tile_tokens: int = TILE_TOKENS) -> Path:
     """As gemma_checkpoint(), with the tokens, the image processor and a template like that of Gemma 3."""
-    gemma_checkpoint(folder, window=50)
+    gemma_checkpoint(folder, window, tile=tile, tile_tokens=tile_tokens)
     _write_chat(
         folder,
         special=["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
         named={"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
         template=_TEMPLATE.replace("<image>", "<start_of_image>"),
-        processor={"processor_class": "Gemma3Processor", "image_seq_length": TILE_TOKENS},
-        pixels={"image_processor_type": "Gemma3ImageProcessor", "size": {"height": TILE, "width": TILE},
+        processor={"processor_class": "Gemma3Processor", "image_seq_length": tile_tokens},
+        pixels={"image_processor_type": "Gemma3ImageProcessor", "size": {"height": tile, "width": tile},
                 "do_pan_and_scan": None},
     )  # fmt: skip
     return folder
