@@ -49,7 +49,7 @@ def _qwen(name: str) -> GenaiKind:
     )
 
 
-# by the model type of ours; Qwen2-VL differs from Qwen2.5-VL in its encoder alone, which is a graph
+# by the model type of ours. Qwen2-VL differs from Qwen2.5-VL in its encoder, which is a graph, as are experts
 KINDS = {
     "gemma3": GenaiKind(
         name="gemma3",
@@ -63,9 +63,8 @@ KINDS = {
         other_tokens=("[IMG_BREAK]", "[IMG_END]"),
         vision=GENAI_VISION_OF_PIXELS,
     ),
-    "qwen2_vl": _qwen("qwen2_5_vl"),
-    "qwen2_5_vl": _qwen("qwen2_5_vl"),
-    "qwen3_vl": _qwen("qwen3_vl"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _qwen("qwen2_5_vl")),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _qwen("qwen3_vl")),
 }
 
 

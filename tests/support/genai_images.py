@@ -11,10 +11,11 @@ from types import ModuleType
 import numpy as np
 
 from embedllm.text.chat_template import ChatTemplate
-from tests.support.dynamic_vision import dynamic_chat_checkpoint
+from tests.support.dynamic_vision import dynamic_chat_checkpoint, dynamic_config
+from tests.support.families import EXPERTS
 from tests.support.vision import gemma_chat_checkpoint
 
-FAMILIES = ("gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 CONTEXT = 1024  # tokens
 WINDOW = 150  # of Gemma 3, fewer than the tokens of an image
 Parts = Sequence[Path | str]  # of a message: images, texts
@@ -24,6 +25,10 @@ def genai_checkpoint(folder: Path, family: str) -> Path:
     """A random model with the tokens, the image processor and a chat template like those of its family."""
     if family == "gemma3":  # 256 tokens are what onnxruntime-genai writes for an image
         gemma_chat_checkpoint(folder, window=WINDOW, tile=64, tile_tokens=256)
+    elif family == "qwen3_vl_moe":
+        config = dynamic_config("qwen3_vl")
+        text = {**config["text_config"], **EXPERTS, "moe_intermediate_size": 48}
+        dynamic_chat_checkpoint(folder, "qwen3_vl", {**config, "model_type": family, "text_config": text})
     else:
         dynamic_chat_checkpoint(folder, family)
     config = json.loads((folder / "config.json").read_text())
