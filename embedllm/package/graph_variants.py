@@ -50,6 +50,8 @@ class GraphVariant:
     latent_kv: bool = False  # attention over latents (MLA, absorbed), which the KV holds in place of keys and values
     chunks: bool = False  # its attention takes a mask of chunks, where the context exceeds one
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
+    past_state: str = "past_{kind}.{layer}"  # what the input of such a state is called, and the output
+    present_state: str = "present_{kind}.{layer}"
     fuses_delta_nets: bool = False  # one operator computes Gated DeltaNet with its gates, over states in float32
     # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
     gathers_elements: bool = False
@@ -103,6 +105,10 @@ class GraphVariant:
         if decoder.rope.mrope is None or not (self.position_ids and self.takes_images(decoder)):
             return False
         return all(each.q_norm is not None and each.k_norm is not None for each in decoder.attentions)
+
+    def states(self, kind: str, layer: int) -> tuple[str, str]:
+        """What a recurrent layer's state is called before a run, and behind it."""
+        return self.past_state.format(kind=kind, layer=layer), self.present_state.format(kind=kind, layer=layer)
 
     def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
@@ -348,7 +354,8 @@ GENAI_DECODER = replace(
     name="genai-decoder-float32",
     file="genai.decoder.onnx",
     latent_kv=False,
-    recurrent=False,
+    past_state="past_key_values.{layer}.{kind}_state",
+    present_state="present.{layer}.{kind}_state",
     images=False,
     takes_embeddings=True,
 )

@@ -8,7 +8,6 @@ import onnx
 from onnx import TensorProto, helper
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES
-from embedllm.export.onnx.recurrent import STATE_PREFIXES
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import (
     HIDDEN_FROM,
@@ -70,8 +69,9 @@ def signature(
             parts = ("key",) if keeps_latent else ("key", "value")
             infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in parts]
     for name, (state_kind, shape) in state_kinds(decoder, variant).items():
-        for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
-            infos.append(_info(f"{prefix}_{name}", FLOAT_TYPES[state_kind], ["batch", *shape]))
+        kind_of_state, layer = name.split(".")
+        for infos, called in zip((inputs, outputs), variant.states(kind_of_state, int(layer)), strict=True):
+            infos.append(_info(called, FLOAT_TYPES[state_kind], ["batch", *shape]))
     return [*inputs, *selector], outputs
 
 

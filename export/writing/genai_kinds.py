@@ -65,6 +65,8 @@ KINDS = {
     ),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _qwen("qwen2_5_vl")),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _qwen("qwen3_vl")),
+    "qwen3_5": _qwen("qwen3_5"),
+    "qwen3_5_moe": _qwen("qwen3_5_moe"),
 }
 
 

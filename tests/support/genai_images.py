@@ -12,10 +12,12 @@ import numpy as np
 
 from embedllm.text.chat_template import ChatTemplate
 from tests.support.dynamic_vision import dynamic_chat_checkpoint, dynamic_config
-from tests.support.families import EXPERTS
+from tests.support.families import EXPERTS, QWEN_EXPERTS
 from tests.support.vision import gemma_chat_checkpoint
 
-FAMILIES = ("gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES = ("gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
+            "qwen3_5_moe")  # fmt: skip
+_MIXTURES = {"qwen3_vl_moe": {**EXPERTS, "moe_intermediate_size": 48}, "qwen3_5_moe": QWEN_EXPERTS}
 CONTEXT = 1024  # tokens
 WINDOW = 150  # of Gemma 3, fewer than the tokens of an image
 Parts = Sequence[Path | str]  # of a message: images, texts
@@ -25,10 +27,11 @@ def genai_checkpoint(folder: Path, family: str) -> Path:
     """A random model with the tokens, the image processor and a chat template like those of its family."""
     if family == "gemma3":  # 256 tokens are what onnxruntime-genai writes for an image
         gemma_chat_checkpoint(folder, window=WINDOW, tile=64, tile_tokens=256)
-    elif family == "qwen3_vl_moe":
-        config = dynamic_config("qwen3_vl")
-        text = {**config["text_config"], **EXPERTS, "moe_intermediate_size": 48}
-        dynamic_chat_checkpoint(folder, "qwen3_vl", {**config, "model_type": family, "text_config": text})
+    elif family in _MIXTURES:
+        dense, experts = family.removesuffix("_moe"), _MIXTURES[family]
+        config = dynamic_config(dense)
+        text = {**config["text_config"], **experts}
+        dynamic_chat_checkpoint(folder, dense, {**config, "model_type": family, "text_config": text})
     else:
         dynamic_chat_checkpoint(folder, family)
     config = json.loads((folder / "config.json").read_text())
