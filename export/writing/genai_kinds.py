@@ -35,6 +35,9 @@ class GenaiKind:
     vision: GraphVariant
     vision_inputs: tuple[str, ...] = ("pixel_values",)
     ids: Mapping[str, str] = field(default_factory=dict)  # texts of tokens, by their keys in its configuration
+    # for pad_token_id, the first that there is; none: as for text. Types with M-RoPE hide every token of a prompt that
+    # equals it, and a checkpoint's may be the stop token, which stands behind each message
+    pad_tokens: tuple[str, ...] = ()
 
 
 def _qwen(name: str) -> GenaiKind:
@@ -46,6 +49,7 @@ def _qwen(name: str) -> GenaiKind:
         vision=GENAI_VISION_OF_PATCHES,
         vision_inputs=("pixel_values", IMAGE_GRID),
         ids={"image_token_id": image, "vision_start_token_id": start, "video_token_id": video},
+        pad_tokens=(video, "<|endoftext|>"),
     )
 
 
@@ -103,5 +107,8 @@ def token_ids(kind: GenaiKind, folder: Path, image_token: int) -> dict[str, int]
             f"the token '{kind.image_token}' is {found} in the tokenizer, and {image_token} in config.json. Fetch the "
             "checkpoint again, or export without --genai-images."
         )
-    ids = {key: tokenizer.token_id(text) for key, text in kind.ids.items()}
+    texts = dict(kind.ids)
+    if pad := next((text for text in kind.pad_tokens if tokenizer.token_id(text) is not None), ""):
+        texts["pad_token_id"] = pad
+    ids = {key: tokenizer.token_id(text) for key, text in texts.items()}
     return {key: number for key, number in ids.items() if number is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 
 import embedllm
 from embedllm.export import Recipe, convert
+from embedllm.text.tokenizer import Tokenizer
 from tests.backends.genai.test_peer import genai_tokens
 from tests.support.genai_images import FAMILIES, Parts, genai_checkpoint, greedy, message
 
@@ -86,6 +88,16 @@ def test_a_large_image_of_mistral_3_is_resized_by_its_pixels(make: Make, tmp_pat
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_alone(make: Make, family: str) -> None:
     assert_equal(make(family, FLOATS), ("hello, world",))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stop_token_in_a_prompt_is_seen(tmp_path: Path, family: str) -> None:
+    """Not taken for padding, where the checkpoint names no other token for that."""
+    checkpoint = genai_checkpoint(tmp_path / "checkpoint", family)
+    stop = Tokenizer.open(checkpoint).token_id("<|im_end|>")
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": stop}))
+    folder = convert(checkpoint, tmp_path / "package", FLOATS, genai_images=True)
+    assert_equal(folder, ("hello", noise(tmp_path, 40, 24), "what"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
