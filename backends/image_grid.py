@@ -21,6 +21,7 @@ from embedllm.package.graph_variants import (
     WINDOW_PLACES,
     WINDOWS,
 )
+from embedllm.package.rope import frequencies_2d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,21 +75,10 @@ def _grid_inputs(vision: DynamicVision, height: int, width: int) -> dict[str, np
 
 def _rotations(vision: DynamicVision, row: NDArray[np.int64], column: NDArray[np.int64]) -> tuple[F32, F32]:
     """2-D RoPE: half of the pairs by the row, half by the column, in the order of the model."""
-    half = vision.head_dim // 2
     axes = (column, row) if vision.rope_column_first else (row, column)
-    steps = np.arange(0, half, 2, dtype=np.float32)
-    angles = np.concatenate(
-        [
-            at.astype(np.float32)[:, None] * _frequencies(vision, (steps + shift) / np.float32(half))
-            for at, shift in zip(axes, (0, 1 if vision.rope_interleaved else 0), strict=True)
-        ],
-        axis=1,
-    )
+    parts = zip(axes, frequencies_2d(vision), strict=True)
+    angles = np.concatenate([at.astype(np.float32)[:, None] * frequencies for at, frequencies in parts], axis=1)
     return np.cos(angles), np.sin(angles)
-
-
-def _frequencies(vision: DynamicVision, exponents: F32) -> F32:
-    return (1 / np.power(np.float32(vision.rope_base), exponents)).astype(np.float32)
 
 
 def _axes(vision: DynamicVision, row: NDArray[np.int64], column: NDArray[np.int64]) -> tuple[NDArray[np.int64], F32]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from embedllm.backends.images import FIRST_ID, place_in_image
-from embedllm.package.rope import tables
+from embedllm.package.rope import mrope_axes, tables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class ImagePlaces:
     """The images of one sequence, and what they make of the positions of its tokens."""
 
     def __init__(self, rope: Rope, mrope: Mrope, images: ImageFeatures) -> None:
-        self._rope, self._axes, self._images = rope, _axes(mrope, rope.rotary_dim // 2), images
+        self._rope, self._axes, self._images = rope, mrope_axes(mrope, rope.rotary_dim // 2), images
         self._spans: list[_Span] = []
 
     def __bool__(self) -> bool:
@@ -111,13 +111,3 @@ def open_places(decoder: Decoder, images: ImageFeatures | None) -> ImagePlaces |
     """Of a new sequence; None where positions are places whatever is fed."""
     mrope = decoder.rope.mrope
     return None if mrope is None or images is None else ImagePlaces(decoder.rope, mrope, images)
-
-
-def _axes(mrope: Mrope, pairs: int) -> NDArray[np.int64]:
-    """Which of time, row and column rotates each pair of dimensions."""
-    if not mrope.interleaved:
-        return np.repeat(np.arange(len(mrope.sections)), mrope.sections)
-    axes = np.zeros(pairs, np.int64)
-    for axis, count in enumerate(mrope.sections[1:], 1):
-        axes[axis : 3 * count : 3] = axis
-    return axes

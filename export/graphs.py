@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ExportError
 from embedllm.export.layout import CONSTANTS_OF, Entry, Layout, Placed
 from embedllm.export.onnx import decoder as onnx_graph
+from embedllm.export.onnx import embedding as onnx_embedding
 from embedllm.export.onnx import encoder as onnx_encoder
 from embedllm.export.onnx import vision as onnx_vision
 from embedllm.export.openvino import model as openvino_model
@@ -32,6 +33,9 @@ from embedllm.package.graph_variants import (
     EAGLE_HIDDEN_FLOAT16,
     FLOAT32,
     FUSED,
+    GENAI_EMBEDDING,
+    GENAI_VISION_OF_PATCHES,
+    GENAI_VISION_OF_PIXELS,
     HEAD_VARIANTS,
     HIDDEN_VARIANTS,
     IMAGES_VARIANTS,
@@ -117,13 +121,15 @@ def build(variant_name: str, model: Model) -> bytes:
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
     known = (*VARIANTS, *IMAGES_VARIANTS, *VISION_VARIANTS, *_OF_HEADS)
-    return _onnx(next(variant for variant in known if variant.name == variant_name), model)
+    return onnx_bytes(next(variant for variant in known if variant.name == variant_name), model)
 
 
-def _onnx(
+def onnx_bytes(
     variant: GraphVariant, model: Model, scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = ()
 ) -> bytes:
-    is_of_vision = variant in VISION_VARIANTS
+    """The file of one variant that is ONNX. scales: see export/onnx/decoder.py."""
+    is_of_vision = variant in (*VISION_VARIANTS, GENAI_VISION_OF_PIXELS, GENAI_VISION_OF_PATCHES)
+    is_embedding = variant == GENAI_EMBEDDING
     if model.exact:
         variant = dataclasses.replace(variant, accuracy_level=0)
     if model.decoder.encoder is not None:
@@ -132,6 +138,9 @@ def _onnx(
     if is_of_vision:
         made = onnx_vision.build(model.decoder, model.layout, model.packing, variant)
         return made.SerializeToString(deterministic=True)
+    if is_embedding:
+        made = onnx_embedding.build(model.decoder, model.layout, model.packing, variant)
+        return made.SerializeToString(deterministic=True)
     graph = onnx_graph.build(model.decoder, model.layout, model.packing, variant, scales, read_by=model.read_by)
     return graph.SerializeToString(deterministic=True)
 
@@ -139,7 +148,7 @@ def _onnx(
 def _calibrated(variant: GraphVariant, model: Model, package: Package, tokens: Sequence[int]) -> bytes:
     """A graph with numbers that running the model gives."""
     whole = dataclasses.replace(FLOAT32, latent_kv=variant.latent_kv)  # of the keys and values that it quantizes
-    return _onnx(variant, model, kv_scales(package, _onnx(whole, model), variant.kv_bits, tokens))
+    return onnx_bytes(variant, model, kv_scales(package, onnx_bytes(whole, model), variant.kv_bits, tokens))
 
 
 def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()) -> Graph:

@@ -14,6 +14,7 @@ from embedllm.errors import EmbedError, ExportError
 from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.describe import check_encoder, describe_checkpoint
+from embedllm.export.genai_images import GenaiImages, prepare_genai_images, write_genai_images
 from embedllm.export.graphs import Model, build, variants
 from embedllm.export.mtp import mtp_layers
 from embedllm.export.open_source import Checkpoint, open_source
@@ -28,6 +29,7 @@ from embedllm.export.recipe import UNCALIBRATED, Recipe, check_method, check_mod
 from embedllm.export.request import ExportRequest
 from embedllm.export.sharding import cut_in_place
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
+from embedllm.export.writing.genai_config import FILE as GENAI_CONFIG
 from embedllm.export.writing.genai_config import genai_config
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.passthrough import check_prequantized, prequantized
@@ -62,6 +64,7 @@ def convert(
     replace: bool = False,
     verify: bool = False,
     openvino_tokenizer: bool = False,
+    genai_images: bool = False,
     shard: int | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Path:
@@ -83,6 +86,8 @@ def convert(
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
+    genai_images: the folder loads in onnxruntime-genai as a model that takes images, where that has its type
+    (docs/guide-export.md#in-onnxruntime-genai); without it as a text decoder.
     shard: cut files of more bytes into parts, for web servers that limit the size of a file; such a folder is loaded by
     browsers only (docs/format.md#shards).
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
@@ -101,6 +106,7 @@ def convert(
         replace=replace,
         verify=verify,
         openvino_tokenizer=openvino_tokenizer,
+        genai_images=genai_images,
         shard=shard,
         on_progress=on_progress,
     )
@@ -132,6 +138,7 @@ class _Export:
     text: CalibrationText | None
     generates_text: bool  # the model generates the calibration text
     importance: Mapping[str, F32] | None
+    genai_images: GenaiImages | None  # None: not wanted
 
     @property
     def disk_bytes(self) -> int:
@@ -147,6 +154,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     check_encoder(decoder, recipe, request.options)
     texts = texts_of(location.folder)
     tokens = special_tokens(reader, decoder.vocabulary)
+    genai_images = prepare_genai_images(location.folder, decoder) if request.genai_images else None
     packed = prequantized(tensors, decoder) if recipe.bits is None and recipe.mean_bits is None else {}
     recipe = recipe if packed else recipe.of_floats
     check_prequantized(packed, recipe, request.weight_options)
@@ -192,6 +200,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
         text=text,
         generates_text=reads and recipe.way.compensates and request.calibration is None,
         importance=None if request.importance is None else read_importance(request.importance, decoder),
+        genai_images=genai_images,
     )
 
 
@@ -238,7 +247,8 @@ def _fill(export: _Export, partial: Path) -> None:
         facts["recipe"] = dataclasses.asdict(dataclasses.replace(recipe, method=UNCALIBRATED))
     if text is not None:
         facts["calibration"] = text.facts
-    _write(prepared, planned, partial, facts, exact=recipe.exact, on_progress=request.on_progress)
+    _write(prepared, planned, partial, facts, exact=recipe.exact, genai_images=export.genai_images,
+           on_progress=request.on_progress)  # fmt: skip
     if request.verify:
         from embedllm.export.verify import verify_folder
 
@@ -270,6 +280,7 @@ def _write(
     facts: Mapping[str, object],
     *,
     exact: bool,
+    genai_images: GenaiImages | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> None:
     """Weights, graphs and what describes them."""
@@ -279,7 +290,7 @@ def _write(
     # alone
     is_latent = FLOAT32.keeps_latent(decoder, planned.packing)
     if decoder.encoder is None and not decoder.is_recurrent and not is_latent:
-        write_json(partial / "genai_config.json", genai_config(decoder, tokens, FLOAT32.file))
+        write_json(partial / GENAI_CONFIG, genai_config(decoder, tokens, FLOAT32.file))
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -303,6 +314,8 @@ def _write(
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.variant, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
+    if genai_images is not None:
+        write_genai_images(partial, genai_images, model, tokens)
     features = features_of(
         planned.packing.values(), is_encoder=decoder.encoder is not None, has_vision=decoder.vision is not None
     )

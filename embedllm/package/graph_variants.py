@@ -50,6 +50,8 @@ class GraphVariant:
     latent_kv: bool = False  # attention over latents (MLA, absorbed), which the KV holds in place of keys and values
     chunks: bool = False  # its attention takes a mask of chunks, where the context exceeds one
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
+    past_state: str = "past_{kind}.{layer}"  # what the input of such a state is called, and the output
+    present_state: str = "present_{kind}.{layer}"
     fuses_delta_nets: bool = False  # one operator computes Gated DeltaNet with its gates, over states in float32
     # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
     gathers_elements: bool = False
@@ -63,6 +65,12 @@ class GraphVariant:
     position_ids: bool = False
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
     appends_only: bool = False  # GroupQueryAttention does, and plain operators attend: export/onnx/image_attention.py
+    # embeddings are an input beside the tokens, those of images in their places, which another graph makes: prompts are
+    # read in one run, so tokens of text are causal there and those of an image may attend to one another
+    takes_embeddings: bool = False
+    # what an encoder of images of any size computes from: "inputs", of the size (backends/image_grid.py), beside
+    # pixels; "pixels" alone; or "patches" of an image and their grid, "image_grid_thw", as Qwen's processors make them
+    grid_from: str = "inputs"
     gives_hidden: bool = False  # hidden states are an output, for a draft head
     guesses: bool = False  # a draft head's best token is an output, with what it reads next: export/onnx/guess.py
     float_matrices: bool = (
@@ -85,6 +93,10 @@ class GraphVariant:
             return False
         return decoder.rope.mrope is None or self.mrope
 
+    def computes_mrope(self, decoder: Decoder) -> bool:
+        """Whether its graph of a model has time, row and column of tokens as an input, and rotary tables of them."""
+        return self.takes_embeddings and decoder.rope.mrope is not None
+
     def takes_positions(self, decoder: Decoder) -> bool:
         """Whether its graph of a model has positions of tokens as an input.
 
@@ -94,6 +106,10 @@ class GraphVariant:
         if decoder.rope.mrope is None or not (self.position_ids and self.takes_images(decoder)):
             return False
         return all(each.q_norm is not None and each.k_norm is not None for each in decoder.attentions)
+
+    def states(self, kind: str, layer: int) -> tuple[str, str]:
+        """What a recurrent layer's state is called before a run, and behind it."""
+        return self.past_state.format(kind=kind, layer=layer), self.present_state.format(kind=kind, layer=layer)
 
     def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
@@ -360,12 +376,29 @@ IMAGES_ON_GPU = {
     WEBGPU_FLOAT16.name: IMAGES_WEBGPU_FLOAT16,
     GPU_FLOAT32.name: IMAGES_GPU_FLOAT32,
 }
+# as onnxruntime-genai runs a model that takes images, on the CPU: an encoder whose only inputs are what its processor
+# gives, the embedding of tokens with features of images in their places, and the decoder behind it
+GENAI_DECODER = replace(
+    FLOAT32,
+    name="genai-decoder-float32",
+    file="genai.decoder.onnx",
+    latent_kv=False,
+    past_state="past_key_values.{layer}.{kind}_state",
+    present_state="present.{layer}.{kind}_state",
+    images=False,
+    takes_embeddings=True,
+)
+GENAI_EMBEDDING = replace(GENAI_DECODER, name="genai-embedding-float32", file="genai.embedding.onnx")
+GENAI_VISION_OF_PIXELS = replace(VISION, name="genai-vision-float32", file="genai.vision.onnx", grid_from="pixels")
+GENAI_VISION_OF_PATCHES = replace(GENAI_VISION_OF_PIXELS, grid_from="patches")
 # in the order of an export and its manifest
 VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of draft heads, output of both
-POSITION_IDS = "position_ids"  # input: of each token the row of the rotary tables
+# input: of each token the row of the rotary tables; of variants that compute these of M-RoPE, time, row and column
+POSITION_IDS = "position_ids"
+INPUTS_EMBEDS = "inputs_embeds"  # input of a decoder without its embedding, output of that
 HIDDEN_FROM = "hidden_from"  # input: the first position whose hidden state is wanted, as logits_from
 GUESS, GUESSED_TOKEN, NEXT_LENGTH = "guess", "guessed_token", "next_length"  # outputs: export/onnx/guess.py
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
@@ -387,3 +420,4 @@ POSITIONS = ("position_rows", "position_weights")  # [n, patches], [n, patches, 
 WINDOWS = "window_patches"  # [windows, longest]: places of patches, in the order of squares; any behind a window's end
 WINDOW_MASK = "window_mask"  # [windows, longest]: 1 for patches, 0 behind a window's end
 WINDOW_PLACES = "window_places"  # [patches]: where each is among all windows, one behind the other
+IMAGE_GRID = "image_grid_thw"  # [images, 3]: time, rows and columns of patches, as transformers has it

@@ -1,4 +1,7 @@
-"""Rotary position embeddings (RoPE): the cos and sin tables that all backends share, and re-rotation of cached keys."""
+"""Rotary position embeddings (RoPE): the cos and sin tables that all backends share, and re-rotation of cached keys.
+
+Of M-RoPE and 2-D RoPE which axis rotates which pairs of dimensions, and how far.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from embedllm.package.architecture.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    Mrope,
     ProportionalScaling,
     Rope,
     YarnScaling,
@@ -20,6 +24,7 @@ from embedllm.package.architecture.rope import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from embedllm.package.architecture.vision import DynamicVision
     from embedllm.types import F32
 
 
@@ -56,6 +61,26 @@ def moved_keys(keys: NDArray[np.floating], rope: Rope, start: int, *, by: int) -
     first, second, rest = np.split(keys, [half, rope.rotary_dim], axis=-1)
     rotated = [first * delta_cos + second * delta_sin, second * delta_cos - first * delta_sin, rest]
     return np.concatenate(rotated, axis=-1).astype(keys.dtype, copy=False)
+
+
+def mrope_axes(mrope: Mrope, pairs: int) -> NDArray[np.int64]:
+    """Which of time, row and column rotates each pair of dimensions."""
+    if not mrope.interleaved:
+        return np.repeat(np.arange(len(mrope.sections)), mrope.sections)
+    axes = np.zeros(pairs, np.int64)
+    for axis, count in enumerate(mrope.sections[1:], 1):
+        axes[axis : 3 * count : 3] = axis
+    return axes
+
+
+def frequencies_2d(vision: DynamicVision) -> tuple[F32, F32]:
+    """Of the pairs that the first axis of an encoder's 2-D RoPE rotates, and the second, [head_dim / 4] each."""
+    half = np.float32(vision.head_dim // 2)
+    steps, shift = np.arange(0, half, 2, dtype=np.float32), 1 if vision.rope_interleaved else 0
+    first, second = (
+        (1 / np.power(np.float32(vision.rope_base), (steps + by) / half)).astype(np.float32) for by in (0, shift)
+    )
+    return first, second
 
 
 def _plain(base: float | F32, rotated: int, factors: F32 | float = 1.0) -> F32:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, MICROSOFT, Graph
-from embedllm.export.onnx.image_attention import attend_plainly
+from embedllm.export.onnx.image_attention import attend_plainly, same_image
 from embedllm.export.onnx.latent_attention import LatentAttentions
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mla import latent_qkv, latent_values
+from embedllm.export.onnx.mrope import mrope_tables
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture.attention import Attention, AttentionTemperature
 from embedllm.package.architecture.decoder import Decoder
@@ -27,9 +28,9 @@ _FUSED = Packing(bits=4)
 _ROTARY_MULTIPLE = 16  # dimensions: GroupQueryAttention rotates, of heads of a multiple of these, only such a multiple
 
 
-def rotates_inside(attention: Attention, decoder: Decoder) -> bool:
+def rotates_inside(attention: Attention, decoder: Decoder, variant: GraphVariant) -> bool:
     """Whether GroupQueryAttention can rotate q and k itself: they are normed before, and it takes that rotary_dim."""
-    if attention.rope is None or attention.norm_after_rope:
+    if attention.rope is None or attention.norm_after_rope or variant.computes_mrope(decoder):
         return False
     rotated = decoder.ropes[attention.rope].rotary_dim
     return not rotated % _ROTARY_MULTIPLE and not attention.head_dim % _ROTARY_MULTIPLE
@@ -68,6 +69,9 @@ class Attentions:
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
             for number in numbers
         ]
+        if self.variant.computes_mrope(decoder):
+            assert decoder.rope.mrope is not None
+            self.tables[0] = mrope_tables(self.graph, decoder.rope, decoder.rope.mrope, self.tables[0])
         self.latents: LatentAttentions | None = None  # where the KV holds latents
         if self.variant.keeps_latent(decoder, products.packing):
             self.latents = LatentAttentions(products, norms, self.lengths, positions, self.rotated_heads)
@@ -91,10 +95,10 @@ class Attentions:
             past, present = present, again
         if self.variant.whole_attention:
             inputs = self.inputs(attention, normed)
-            if attention.rope is not None and rotates_inside(attention, self.decoder):
+            if attention.rope is not None and rotates_inside(attention, self.decoder, self.variant):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
                 rows = self.positions if self.variant.takes_positions(self.decoder) else ""
-            if sees_whole:
+            if sees_whole or self.has_images_inside(attention):
                 attributes["causal"] = 0
             elif attention.window is not None and not masks_window(attention, self.variant):
                 attributes["local_window_size"] = attention.window
@@ -146,7 +150,7 @@ class Attentions:
         norms = attention.q_norm, attention.k_norm
         return (
             self.variant.norm_in_attention
-            and rotates_inside(attention, self.decoder)
+            and rotates_inside(attention, self.decoder, self.variant)
             and attention.temperature is None  # which is behind the norms
             and all(n is not None and (n.kind, n.size, n.groups) == ("rms", attention.head_dim, 1) for n in norms)
         )
@@ -156,7 +160,7 @@ class Attentions:
         if attention.mla is None:
             return self.side_by_side(attention, normed)
         q, k, v = latent_qkv(self.products, self.norms, attention, attention.mla, normed)
-        if attention.rope is not None and not rotates_inside(attention, self.decoder):
+        if attention.rope is not None and not rotates_inside(attention, self.decoder, self.variant):
             q, k = self.rotated(attention, q, k)
         return [q, k, v]
 
@@ -167,7 +171,7 @@ class Attentions:
         parts = [attention.q, attention.k, attention.v]
         has_norms = attention.q_norm is not None or attention.k_norm is not None
         norms_here = has_norms and not self.norms_inside(attention)
-        rotates_here = attention.rope is not None and not rotates_inside(attention, self.decoder)
+        rotates_here = attention.rope is not None and not rotates_inside(attention, self.decoder, self.variant)
         if (
             attention.v_norm is None
             and not norms_here
@@ -206,7 +210,7 @@ class Attentions:
         bounds = graph.constant(0, 0), graph.constant(0, attention.k.rows), graph.constant(1, 2)
         none = graph.op("Slice", [q, *bounds], "none")
         q = self.normed_heads(q, attention.q_norm, attention.heads, attention)
-        if attention.rope is not None and not rotates_inside(attention, self.decoder):
+        if attention.rope is not None and not rotates_inside(attention, self.decoder, self.variant):
             q = self.rotated_heads(q, attention, attention.heads)
         return [q, none, none]
 
@@ -264,13 +268,22 @@ class Attentions:
             return self.chunk_mask(chunk)
         window = attention.window if attention.window and attention.window < self.decoder.context else 0
         sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention)
+        if self.has_images_inside(attention):
+            return self.window_mask(window, causal=True)
         if self.variant.appends_only:
             return self.window_mask(window, causal=not sees_whole) if window or not sees_whole else ""
         is_masked = window and (sees_whole or masks_window(attention, self.variant))
         return self.window_mask(window, causal=False) if is_masked else ""
 
+    def has_images_inside(self, attention: Attention) -> bool:
+        """Whether a run has tokens of text beside those of images that attend to one another."""
+        return self.variant.takes_embeddings and self.decoder.sees_images_whole(attention)
+
     def window_mask(self, window: int, *, causal: bool) -> str:
-        """The same of keys that are out of a window (0: there is none), and of later ones: once for all layers."""
+        """The same of keys that are out of a window (0: there is none), and of later ones: once for all layers.
+
+        Where a run has images inside, later keys of the same image are seen.
+        """
         graph, kind = self.graph, (window, causal)
         if kind not in self._window_masks:
             with_scope, graph.scope = graph.scope, f"windows.{len(self._window_masks)}"
@@ -280,7 +293,11 @@ class Attentions:
                 seen.append(graph.op("Greater", [keys, graph.op("Unsqueeze", [oldest, axes], "queries")], "near"))
             if causal:
                 queries = graph.op("Unsqueeze", [self.positions, axes], "queries.own")
-                seen.append(graph.op("LessOrEqual", [keys, queries], "earlier"))
+                earlier = graph.op("LessOrEqual", [keys, queries], "earlier")
+                if self.variant.takes_embeddings:
+                    same = same_image(graph, self.decoder, self.total())
+                    earlier = graph.op("Or", [earlier, same], "earlier_or_same")
+                seen.append(earlier)
             self._window_masks[kind] = self.mask_of(seen[0] if len(seen) == 1 else graph.op("And", seen, "both"))
             graph.scope = with_scope
         return self._window_masks[kind]

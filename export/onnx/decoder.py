@@ -16,28 +16,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.altup import AltUpWriter
 from embedllm.export.onnx.attention import Attentions, masks_window, rotates_inside
-from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, Graph
-from embedllm.export.onnx.guess import guess_outputs, write_guess
+from embedllm.export.onnx.builder import Graph
+from embedllm.export.onnx.guess import write_guess
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
+from embedllm.export.onnx.mrope import table_rows
 from embedllm.export.onnx.norms import Norms
-from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
+from embedllm.export.onnx.recurrent import Recurrent
+from embedllm.export.onnx.signature import signature
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle, MultiTokenPrediction
 from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding, PerLayerInput
 from embedllm.package.architecture.recurrent import Mamba2
 from embedllm.package.architecture.weights import Norm
-from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE, POSITION_IDS, GraphVariant
+from embedllm.package.graph_variants import (
+    HIDDEN_FROM,
+    HIDDEN_STATES,
+    INPUTS_EMBEDS,
+    LAST_HIDDEN_STATE,
+    POSITION_IDS,
+    GraphVariant,
+)
 from embedllm.package.packing import Packing
-from embedllm.package.recurrent_state import state_kinds
-from embedllm.package.tensors import ROPE_TABLES, scale_name
+from embedllm.package.tensors import scale_name
 from embedllm.package.wasm_floats import float_spans
 
 if TYPE_CHECKING:
@@ -146,11 +154,14 @@ class _Emitter:
         self.head(decoder, normed)
         if self.variant.guesses:
             write_guess(graph, decoder)
-        return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
+        return graph.model(decoder.model_type, *signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
 
     def embedding(self, decoder: Decoder, positions: str) -> str:
-        x = self.products.embedding(decoder.embedding)
-        x = self.times(x, decoder.embedding_multiplier, "multiplied")
+        if self.variant.takes_embeddings:
+            x = self.given_embeddings(decoder)
+        else:
+            x = self.products.embedding(decoder.embedding)
+            x = self.times(x, decoder.embedding_multiplier, "multiplied")
         if self.variant.takes_images(decoder):
             x = self.with_images(decoder, x)
         if decoder.position_embeddings is not None:
@@ -190,16 +201,28 @@ class _Emitter:
         graph = self.graph
         graph.default_array("image_features", np.zeros((0, decoder.image_width), graph.activations))
         graph.default_array("image_positions", np.zeros((0, 2), np.int64))
-        features = "image_features"
-        if count := decoder.image_width // decoder.hidden - 1:
-            features, *self.deepstack = (graph.named(f"features.{at}") for at in range(count + 1))
-            graph.node("Split", ["image_features"], [features, *self.deepstack], graph.named("features"), axis=-1,
-                       num_outputs=count + 1)  # fmt: skip
+        features, *self.deepstack = self.apart(decoder, "image_features")
         return graph.op("ScatterND", [x, "image_positions", features], "seen")
+
+    def given_embeddings(self, decoder: Decoder) -> str:
+        """The rows [B, T, hidden] of an input, behind which it has those of DeepStack: zeros for tokens of text."""
+        x, *self.deepstack = self.apart(decoder, INPUTS_EMBEDS)
+        return x
+
+    def apart(self, decoder: Decoder, features: str) -> list[str]:
+        """[..., image_width] as parts of [..., hidden]."""
+        graph, count = self.graph, decoder.image_width // decoder.hidden
+        if count == 1:
+            return [features]
+        parts = [graph.named(f"features.{at}") for at in range(count)]
+        graph.node("Split", [features], parts, graph.named("features"), axis=-1, num_outputs=count)
+        return parts
 
     def with_deepstack(self, x: str, features: str) -> str:
         """x [B, T, hidden] with features added to the rows of images."""
         graph = self.graph
+        if self.variant.takes_embeddings:
+            return graph.op("Add", [x, features], "deepstack")
         if self.variant.scatters_sums:
             return graph.op("ScatterND", [x, "image_positions", features], "deepstack", reduction="add")
         zeros = graph.op("Sub", [x, x], "deepstack.zeros")
@@ -352,6 +375,8 @@ class _Emitter:
         """Positions of the new tokens, [B, T]; empty where nothing reads them."""
         if self.variant.takes_positions(decoder):
             return POSITION_IDS
+        if self.variant.computes_mrope(decoder):
+            return table_rows(self.graph)
         # a latent's part with RoPE is rotated outside of attention
         return self.positions() if keeps_latent or _reads_positions(decoder, self.variant) else ""
 
@@ -390,65 +415,11 @@ def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
     if (
         decoder.chunk
         or variant.bidirectional
+        or (variant.takes_embeddings and decoder.images_are_bidirectional)
         or any(each.temperature is not None or masks_window(each, variant) for each in decoder.attentions)
     ):
         return True
     rotated = (attention for attention in decoder.attentions if attention.rope is not None)
     return decoder.position_embeddings is not None or not all(
-        rotates_inside(attention, decoder) for attention in rotated
+        rotates_inside(attention, decoder, variant) for attention in rotated
     )
-
-
-def _signature(
-    decoder: Decoder, *, variant: GraphVariant, keeps_latent: bool
-) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
-    """Inputs and outputs, under the names that onnxruntime-genai and optimum use."""
-    kind, integer = FLOAT_TYPES[variant.activations], TensorProto.INT64
-    held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(variant.kv_bits, (kind, 1))
-    inputs = [_info("input_ids", integer, ["batch", "tokens"])]
-    if variant.lengths_from_mask:
-        inputs += [_info("attention_mask", integer, ["batch", "total"])]
-        if variant.takes_positions(decoder):
-            inputs += [_info(POSITION_IDS, integer, ["batch", "tokens"])]
-        selector = [_info("logits_from", integer, [1])]
-        # 1: onnxruntime-genai makes room for every position of a prompt unless this says that only the last one comes
-        logits_count, before = 1, "past"
-    else:
-        inputs += [
-            _info(POSITION_IDS, integer, ["batch", "tokens"]),
-            _info("seqlens_k", TensorProto.INT32, ["batch"]),
-            _info("total_sequence_length", TensorProto.INT32, [1]),
-        ]
-        selector = [_info("logits_at", integer, ["logits"])]
-        logits_count, before = "logits", "capacity"
-    if variant.gives_hidden:
-        selector.append(_info(HIDDEN_FROM, integer, [1]))
-    if variant.takes_images(decoder):
-        selector += [
-            _info("image_features", kind, ["images", decoder.image_width]),  # rows of all images in this run
-            _info("image_positions", integer, ["images", 2]),  # of each the sequence and the place in it
-        ]
-        if decoder.rope.mrope is not None:  # the rows of a sequence's tokens, by their places
-            rope_shape = ["places", decoder.rope.rotary_dim // 2]
-            selector += [_info(name, TensorProto.FLOAT, rope_shape) for name in ROPE_TABLES]
-    outputs = [_info("logits", kind, ["batch", logits_count, decoder.head.rows])]
-    if variant.gives_hidden:
-        outputs.append(_info(LAST_HIDDEN_STATE, kind, ["batch", "hidden_rows", decoder.hidden]))
-    if variant.guesses:
-        outputs += guess_outputs()
-    if decoder.is_draft_head:
-        inputs.append(_info(HIDDEN_STATES, kind, ["batch", "tokens", decoder.hidden]))
-    for number, attention in enumerate(decoder.kv_attentions):
-        for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
-            heads, size = (1, attention.latent_dim) if keeps_latent else (attention.kv_heads, attention.head_dim)
-            shape = ["batch", heads, length, size // per_element]
-            parts = ("key",) if keeps_latent else ("key", "value")
-            infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in parts]
-    for name, (state_kind, shape) in state_kinds(decoder, variant).items():
-        for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
-            infos.append(_info(f"{prefix}_{name}", FLOAT_TYPES[state_kind], ["batch", *shape]))
-    return [*inputs, *selector], outputs
-
-
-def _info(name: str, kind: int, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)

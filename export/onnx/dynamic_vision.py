@@ -1,7 +1,8 @@
 """A vision encoder of images of any size -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors.
 
 Inputs: pixel_values [1, 3, height, width], and those that backends/image_grid.py makes of the size. Output:
-image_features [1, rows, the decoder's image_width].
+image_features [1, rows, the decoder's image_width]. Variants that compute the latter have pixel_values alone, or as
+patches [patches, values] beside image_grid_thw [1, 3], and image_features [rows, the decoder's image_width].
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.onnx.image_grid import image_grid, image_inputs, patch_values
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
@@ -51,11 +53,14 @@ class _Emitter:
         self, vision: DynamicVision, graph: Graph, packing: Mapping[str, Packing], variant: GraphVariant
     ) -> None:
         self.vision, self.graph = vision, graph
+        self.variant = variant
         self.products = Products(graph, packing, variant)
         self.norms, self.mlps = Norms(graph), Mlps(self.products)
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
         graph, vision = self.graph, self.vision
+        if self.variant.grid_from != "inputs":
+            image_grid(graph, vision, self.variant)
         graph.scope = "vision"
         x = self.embedded()
         features: dict[int, str] = {}  # of DeepStack, by their place
@@ -67,42 +72,47 @@ class _Emitter:
                     graph.scope = f"vision.deepstack.{place}"
                     features[place] = self.merged(deepstack.merger, x)
         graph.scope = "vision.merger"
+        is_one_by_one = self.variant.grid_from != "inputs"  # a runtime that reads the images of a prompt in turn
+        output = "vision.rows" if is_one_by_one else "image_features"
         if isinstance(vision.merger, PatchPooler):
             self.pooled(vision.merger, x)
         elif features:
             parts = [self.merged(vision.merger, x), *(features[place] for place in sorted(features))]
-            graph.node("Concat", parts, ["image_features"], "image_features", axis=-1)
+            graph.node("Concat", parts, [output], output, axis=-1)
         else:
-            self.merged(vision.merger, x, output="image_features")
+            self.merged(vision.merger, x, output=output)
+        shape: list[int | str] = [1, "rows", decoder.image_width]
+        if is_one_by_one:  # and lays their rows one behind the other
+            graph.node("Squeeze", [output, graph.constant(0)], ["image_features"], "image_features")
+            shape = shape[1:]
         kind = FLOAT_TYPES[graph.activations]
-        made = helper.make_tensor_value_info("image_features", kind, [1, "rows", decoder.image_width])
-        return graph.model(decoder.model_type, self.inputs(kind), [made])
-
-    def inputs(self, kind: int) -> list[onnx.ValueInfoProto]:
-        vision, half = self.vision, self.vision.head_dim // 2
-        found = [("pixel_values", kind, [1, 3, "height", "width"]), (PATCH_ORDER, TensorProto.INT64, ["patches"])]
-        found += [(name, kind, ["patches", half]) for name in ROPE] if vision.has_rope else []
-        if vision.positions is not None:
-            places, weights = POSITIONS
-            count = "taps" if vision.antialias else 2 if vision.positions_by_axis else 4
-            found += [(places, TensorProto.INT64, [count, "patches"]), (weights, kind, [count, "patches", 1])]
-        if vision.window:
-            found += [
-                (WINDOWS, TensorProto.INT64, ["windows", "longest"]),
-                (WINDOW_MASK, TensorProto.INT32, ["windows", "longest"]),
-                (WINDOW_PLACES, TensorProto.INT64, ["patches"]),
-            ]
-        return [helper.make_tensor_value_info(name, type_of, shape) for name, type_of, shape in found]
+        made = helper.make_tensor_value_info("image_features", kind, shape)
+        return graph.model(decoder.model_type, image_inputs(vision, self.variant, kind), [made])
 
     def embedded(self) -> str:
         """Patches with their positions in the order of squares, [1, patches, hidden]."""
         graph, vision = self.graph, self.vision
         side = vision.patch_size
         bias = [graph.cast(graph.stored([f"{PATCHES}.bias"]))] if vision.patches_bias else []
+        if self.variant.grid_from == "patches":
+            return self.placed(self.of_patches(bias))
         grid = graph.op("Conv", ["pixel_values", self.kernel(), *bias], "grid", strides=[side, side])
         flat = graph.op("Reshape", [grid, graph.constant(0, 0, -1)], "grid.flat")
         rows = graph.op("Transpose", [flat], "patches", perm=[0, 2, 1])
-        x = graph.op("Gather", [rows, PATCH_ORDER], "ordered", axis=1)
+        return self.placed(graph.op("Gather", [rows, PATCH_ORDER], "ordered", axis=1))
+
+    def of_patches(self, bias: list[str]) -> str:
+        """Patches that are given one by one, in the order of squares, as products with their kernels."""
+        graph, shape = self.graph, [self.vision.hidden, patch_values(self.vision)]
+        assert not self.vision.patches_channels_last
+        kernels = graph.cast(graph.stored([f"{PATCHES}.weight"], shape=shape, name="vision.patches.rows"))
+        x = graph.op("MatMul", ["pixel_values", graph.op("Transpose", [kernels], "kernels", perm=[1, 0])], "patches")
+        x = graph.op("Add", [x, *bias], "patches.biased") if bias else x
+        return graph.op("Unsqueeze", [x, graph.constant(0)], "patches.ordered")
+
+    def placed(self, x: str) -> str:
+        """Patches x [1, patches, hidden] with their norm and positions."""
+        graph, vision = self.graph, self.vision
         x = x if vision.patches_norm is None else self.norms.plain(x, vision.patches_norm, "patches_norm")
         return x if vision.positions is None else graph.op("Add", [x, self.positions(vision.positions)], "placed")
 

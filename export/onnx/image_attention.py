@@ -1,14 +1,18 @@
-"""Attention of the tokens of an image to one another, in plain operators behind a GroupQueryAttention that appends.
+"""Attention of the tokens of an image to one another: which they are, and plain operators for it.
 
-For providers whose GroupQueryAttention is causal only. They are few tokens, read once.
+These stand behind a GroupQueryAttention that appends, of providers where it is causal only. They are few tokens, read
+once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnx import TensorProto
+
 from embedllm.export.onnx.builder import KV_PREFIXES, MICROSOFT, Graph
 from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
 
 
 def attend_plainly(
@@ -41,3 +45,31 @@ def attend_plainly(
     found = graph.op("MatMul", [graph.op("Softmax", [scores], "weights", axis=-1), values], "context.by_head")
     found = graph.op("Transpose", [found], "context.heads", perm=[0, 3, 1, 2, 4])
     return graph.op("Reshape", [found, graph.constant(0, 0, attention.heads * size)], "context")
+
+
+def same_image(graph: Graph, decoder: Decoder, total: str) -> str:
+    """Whether a new token and a key are of one image, [B, 1, T, total]. total: tokens that are held then, [1].
+
+    Of keys that were held before none is: an image is in one run. Neighbouring images have text between them.
+    """
+    name = "images.same"
+    if graph.has(name):
+        return name
+    assert decoder.vision is not None
+    with_scope, graph.scope = graph.scope, "images"
+    token = graph.constant(decoder.vision.image_token, scalar=True)
+    inside = graph.op("Equal", ["input_ids", token], "inside")
+    text = graph.op("Cast", [graph.op("Not", [inside], "text")], "text.count", to=TensorProto.INT64)
+    number = graph.op("CumSum", [text, graph.constant(1, scalar=True)], "number")  # the same for neighbours in an image
+    neither, other = (graph.constant(each, scalar=True) for each in (-1, -2))
+    queries = graph.op("Where", [inside, number, neither], "of_tokens")
+    keys = graph.op("Where", [inside, number, other], "of_keys.new")
+    before = graph.op("Sub", [total, graph.op("Shape", ["input_ids"], "count", start=1)], "before")
+    zero = graph.constant(0)
+    pads = graph.op("Concat", [zero, before, zero, zero], "pads", axis=0)
+    keys = graph.op("Pad", [keys, pads, other], "of_keys")
+    queries = graph.op("Unsqueeze", [queries, graph.constant(1, 3)], "queries")
+    keys = graph.op("Unsqueeze", [keys, graph.constant(1, 2)], "keys")
+    same = graph.op("Equal", [queries, keys], "same")
+    graph.scope = with_scope
+    return same

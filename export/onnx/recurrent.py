@@ -12,8 +12,6 @@ from embedllm.package.architecture.recurrent import DeltaNet, Mamba2, ShortConv
 from embedllm.package.recurrent_state import LENGTH_EPSILON
 from embedllm.package.tensors import convolution_name, decay_name
 
-STATE_PREFIXES = ("past", "present")  # of the names in embedllm/package/recurrent_state.py
-
 
 class Recurrent:
     """Writes such parts of layers into a graph."""
@@ -57,7 +55,7 @@ class Recurrent:
         decay, beta = (mlps.product(normed, part, f"{name}.product")
                        for part, name in ((mixer.decay, "decay"), (mixer.beta, "beta")))  # fmt: skip
         rates = [graph.stored([decay_name(index, kind)]) for kind in ("log_decay", "decay_bias")]
-        found, (past, present) = graph.named("found"), (f"{prefix}_recurrent.{index}" for prefix in STATE_PREFIXES)
+        found, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
         graph.node(
             "GatedDeltaNet",
             [passed, "", "", "", decay, beta, past, *rates],
@@ -80,7 +78,7 @@ class Recurrent:
         graph.node("Split", [passed, sizes], [q, k, v], graph.named("qkv.split"), axis=-1)
         q, k = (self.of_length_one(x, mixer.key_heads, mixer.key_dim) for x in (q, k))
         decay, beta = self.gates(index, mixer, normed)
-        found, (past, present) = graph.named("found"), (f"{prefix}_recurrent.{index}" for prefix in STATE_PREFIXES)
+        found, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
         graph.node(
             "LinearAttention",
             [q, k, v, past, decay, beta],
@@ -109,7 +107,7 @@ class Recurrent:
         values = graph.op("Reshape", [x, by_head], "x.by_head")
         each = graph.op("Unsqueeze", [step, graph.constant(-1)], "step.apart")
         entering = graph.op("Reshape", [graph.op("Mul", [values, each], "x.stepped"), flat], "x.flat")
-        found, (past, present) = graph.named("found"), (f"{prefix}_recurrent.{index}" for prefix in STATE_PREFIXES)
+        found, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
         graph.node(
             "LinearAttention",
             [c, b, entering, past, decay],
@@ -166,7 +164,7 @@ class Recurrent:
         entry = convolution_name(index, "weight")
         weight = graph.stored([entry], shape=(graph.size(entry) // kernel, 1, kernel), name=entry)
         bias = graph.cast(graph.stored([convolution_name(index, "bias")])) if has_bias else ""
-        past, present = (f"{prefix}_conv.{index}" for prefix in STATE_PREFIXES)
+        past, present = self.products.variant.states("conv", index)
         name = graph.named("convolved")
         inputs = [x, graph.cast(weight), bias, past]
         graph.node(

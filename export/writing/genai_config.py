@@ -1,4 +1,4 @@
-"""genai_config.json, so that onnxruntime-genai loads the same folder.
+"""genai_config.json, so that onnxruntime-genai loads the same folder: as a text decoder, or as a model that sees.
 
 Its parser refuses keys that it does not know, so nothing of ours is in there. Keys: onnxruntime-genai 0.18.0.
 """
@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from embedllm.export.writing.genai_kinds import GenaiKind
 from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.vision import DynamicVision
+from embedllm.package.graph_variants import GENAI_DECODER, GENAI_EMBEDDING, INPUTS_EMBEDS, POSITION_IDS
 
+FILE = "genai_config.json"
 _LONGEST = 4096  # tokens: it takes KV for max_length at once, which a full context would make gigabytes
 
 
@@ -52,3 +56,38 @@ def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str
         },
         "search": {"max_length": min(decoder.context, _LONGEST), "past_present_share_buffer": True},
     }
+
+
+def genai_images_config(
+    decoder: Decoder, tokens: Mapping[str, object], kind: GenaiKind, ids: Mapping[str, int], processor_file: str
+) -> dict[str, object]:
+    """The configuration for a folder that has the three graphs of a model that takes images.
+
+    ids: of special tokens, by the keys of a configuration. processor_file: with the steps of the image processor.
+    """
+    config = genai_config(decoder, tokens, GENAI_DECODER.file)
+    model = config["model"]
+    assert isinstance(model, dict)
+    positions = {POSITION_IDS: POSITION_IDS} if GENAI_DECODER.computes_mrope(decoder) else {}
+    model["decoder"]["inputs"] |= {INPUTS_EMBEDS: INPUTS_EMBEDS, **positions}
+    # of the rows that pass between the graphs, for which it allocates: with the features of DeepStack behind them
+    model["decoder"]["hidden_size"] = decoder.image_width
+    vision: dict[str, object] = {
+        "filename": kind.vision.file,
+        "config_filename": processor_file,
+        "inputs": {name: name for name in kind.vision_inputs},
+        "outputs": {"image_features": "image_features"},
+    }
+    if isinstance(decoder.vision, DynamicVision):
+        vision |= {"patch_size": decoder.vision.patch_size, "spatial_merge_size": decoder.vision.merge_size}
+    model |= {
+        "type": kind.name,
+        **ids,
+        "embedding": {
+            "filename": GENAI_EMBEDDING.file,
+            "inputs": {name: name for name in ("input_ids", "image_features")},
+            "outputs": {INPUTS_EMBEDS: INPUTS_EMBEDS},
+        },
+        "vision": vision,
+    }
+    return config

@@ -1,4 +1,4 @@
-r"""The first token behind an image, beside llama.cpp (mtmd) and openvino-genai: engines take turns, images are new.
+r"""The first token behind an image, beside other engines, which take turns: images are new.
 
     pip install xllamacpp
     python -m tests.benchmarks.bench_images_beside llama-cpp [--rounds 7] [--threads 2] [--layers 30]
@@ -16,6 +16,11 @@ transformers, and two for llama.cpp, which adds the image as a whole.
 
 A random model of Qwen2-VL 2B's shape with 4 of 28 layers and 8 of 32 in its encoder; 448 x 448 pixels, 256 tokens, for
 both. Decoder in 4 bits, encoder in 8. optimum-intel 2.2 needs transformers 4.57, so an environment of its own.
+
+    python -m tests.benchmarks.bench_images_beside onnxruntime-genai [qwen2_vl | gemma3] [--rounds 7]
+
+The same model, or one of Gemma 3 4B's shape with 4 of 34 layers and 4 of 27 in its encoder (896 x 896 pixels, 256
+tokens), by both from one folder and PNG files.
 
 A request is an image and a text, the reply one token: resizing is part of it. Printed are the first request of each,
 then medians and the range in milliseconds.
@@ -44,13 +49,14 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 import embedllm
-from embedllm.export import convert
+from embedllm.export import Recipe, convert
+from embedllm.text.chat_template import ChatTemplate
 from tests.benchmarks.bench_images import SIDE, TILE_TOKENS, random_checkpoint
 from tests.support.dynamic_vision import dynamic_chat_checkpoint
 from tests.support.families import BASE, MROPE, QWEN_TOKENS
 from tests.support.gguf_mmproj import Pair, changed, write_mmproj, write_text
 from tests.support.llama_cpp_server import LlamaCpp
-from tests.support.vision import write_smolvlm_chat
+from tests.support.vision import gemma_chat_checkpoint, write_smolvlm_chat
 
 Ask = Callable[[Image.Image], int]  # gives the tokens of the prompt
 TEXT = "what is in the picture, and where"
@@ -60,6 +66,12 @@ QWEN_VISION = {"depth": 8, "embed_dim": 1280, "hidden_size": 1536, "mlp_ratio": 
 QWEN_TEXT = {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2,
              "head_dim": 128, "num_hidden_layers": 4, "vocab_size": 32064, "max_position_embeddings": 8192,
              "rms_norm_eps": 1e-6, "rope_parameters": {**MROPE, "mrope_section": [16, 24, 24]}}  # fmt: skip
+GEMMA_SIDE = 896
+GEMMA_TEXT = {"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 8, "num_key_value_heads": 4,
+              "head_dim": 256, "num_hidden_layers": 4, "vocab_size": 32064, "max_position_embeddings": 8192,
+              "query_pre_attn_scalar": 256}  # fmt: skip
+GEMMA_VISION = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 4, "num_attention_heads": 16,
+                "patch_size": 14, "initializer_range": 0.02}  # fmt: skip
 QWEN_PIXELS = {"processor_class": "Qwen2VLProcessor", "patch_size": 14, "min_pixels": 3136, "max_pixels": 1003520,
                "size": {"shortest_edge": 3136, "longest_edge": 1003520}, "image_mean": [0.48, 0.46, 0.41],
                "image_std": [0.27, 0.26, 0.27]}  # fmt: skip
@@ -77,6 +89,10 @@ def write_smolvlm(folder: Path, layers: int) -> Pair:
         text=write_text(folder / "model.gguf", checkpoint, kind="Q4_0"),
         mmproj=write_mmproj(folder / "mmproj.gguf", checkpoint, config, kind="Q8_0"),
     )
+
+
+def write_gemma(folder: Path) -> None:
+    gemma_chat_checkpoint(folder, window=1024, tile=GEMMA_SIDE, tile_tokens=256, text=GEMMA_TEXT, vision=GEMMA_VISION)
 
 
 def write_qwen(folder: Path) -> None:
@@ -102,16 +118,21 @@ def picture(random: np.random.Generator, side: int) -> Image.Image:
 
 
 def png(image: Image.Image) -> str:
+    return base64.b64encode(png_bytes(image)).decode()
+
+
+def png_bytes(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=1)
-    return base64.b64encode(file.getvalue()).decode()
+    return file.getvalue()
 
 
-def ours(stack: ExitStack, package: Path, device: str) -> Ask:
+def ours(stack: ExitStack, package: Path, device: str, *, as_file: bool = False) -> Ask:
     llm = stack.enter_context(embedllm.load(package, device=device))
 
     def ask(image: Image.Image) -> int:
-        content = [{"type": "image", "image": image}, {"type": "text", "text": TEXT}]
+        given = png_bytes(image) if as_file else image
+        content = [{"type": "image", "image": given}, {"type": "text", "text": TEXT}]
         message: Any = {"role": "user", "content": content}  # an image is no JSON
         return llm.chat([message], temperature=0, max_tokens=1).statistics.prompt_tokens
 
@@ -141,6 +162,27 @@ def openvino_genai(folder: Path) -> Ask:
     return ask
 
 
+def onnxruntime_genai(folder: Path) -> Ask:
+    og = importlib.import_module("onnxruntime_genai")
+    model = og.Model(os.fspath(folder))
+    processor, message = (
+        model.create_multimodal_processor(),
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": TEXT}]},
+    )
+    prompt = ChatTemplate.open(folder).render([message], add_generation_prompt=True)
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(do_sample=False, max_length=1024)
+
+    def ask(image: Image.Image) -> int:
+        inputs = processor(prompt, images=og.Images.open_bytes(png_bytes(image)))
+        generator = og.Generator(model, parameters)
+        generator.set_inputs(inputs)
+        generator.generate_next_token()
+        return len(generator.get_sequence(0)) - 1
+
+    return ask
+
+
 def measure(engines: Mapping[str, Ask], side: int, rounds: int) -> None:
     took: dict[str, list[float]] = {name: [] for name in engines}
     random = np.random.default_rng(0)
@@ -158,8 +200,8 @@ def measure(engines: Mapping[str, Ask], side: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["llama-cpp", "write", "openvino-genai"])
-    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("what", choices=["llama-cpp", "write", "openvino-genai", "onnxruntime-genai"])
+    parser.add_argument("folders", nargs="*", type=Path, help="or, for onnxruntime-genai, the shape")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=30, help="of SmolVLM's decoder")
@@ -175,6 +217,14 @@ def main() -> None:
             engines = {f"embedllm, {device}": ours(stack, package, device) for device in ("cpu", "openvino")}
             engines["llama.cpp, defaults"] = llama_cpp(pair, 0)
             engines[f"llama.cpp, {options.threads} threads"] = llama_cpp(pair, options.threads)
+        elif options.what == "onnxruntime-genai":
+            is_gemma = options.folders == [Path("gemma3")]
+            (write_gemma if is_gemma else write_qwen)(Path(made) / "checkpoint")
+            recipe = Recipe(method="nearest")
+            package = convert(Path(made) / "checkpoint", Path(made) / "package", recipe, genai_images=True)
+            engines = {"embedllm, cpu": ours(stack, package, "cpu", as_file=True)}
+            side = GEMMA_SIDE if is_gemma else QWEN_SIDE
+            engines["onnxruntime-genai"] = onnxruntime_genai(package)
         else:
             package, theirs = options.folders
             engines, side = {"embedllm, openvino": ours(stack, package, "openvino")}, QWEN_SIDE

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 import embedllm
 from embedllm import Model, Sampling
-from embedllm.backends.sessions.draft_head import DraftHeadEngine
 from embedllm.backends.ort.engine import OrtEngine
+from embedllm.backends.sessions.draft_head import DraftHeadEngine
 from embedllm.cancel import Cancel
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable, ExportError, PackageError, UnsupportedModel
@@ -288,4 +288,4 @@ def graphs_of(model: Model) -> tuple[str, str]:
     assert isinstance(drafter, HeadDrafter)
     head = drafter._engine  # pyright: ignore[reportPrivateUsage]
     assert isinstance(head, DraftHeadEngine)
-    return engine.graph.variant, head._host._engine.graph.variant  # pyright: ignore[reportPrivateUsage]
+    return engine.graph.variant, head._host._engine.graph.variant  # type: ignore[attr-defined]  # pyright: ignore

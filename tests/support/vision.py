@@ -21,7 +21,7 @@ from tests.support.families import GEMMA3, SIGLIP, SMOLVLM
 from tests.support.tiny import tiny_config, write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from embedllm import Model
     from embedllm.generation.request import Request
@@ -61,24 +61,45 @@ def vision_checkpoint(folder: Path) -> Path:
     return _written(folder, config, RandomSource(describe(Config(config))).tensors, tower="model.vision_model")
 
 
-def gemma_checkpoint(folder: Path, window: int) -> Path:
-    """A random Gemma 3 with the names of published checkpoints, as vision_checkpoint(). window: in tokens."""
-    text = {**GEMMA3, "eos_token_id": None, "max_position_embeddings": 512, "sliding_window": window,
-            "rms_norm_eps": 1e-6}  # fmt: skip
-    config = {"model_type": "gemma3", "text_config": text, "vision_config": SIGLIP, "mm_tokens_per_image": TILE_TOKENS,
-              "image_token_index": IMAGE_TOKEN}  # fmt: skip
+def gemma_checkpoint(
+    folder: Path,
+    window: int,
+    *,
+    tile: int = TILE,
+    tile_tokens: int = TILE_TOKENS,
+    text: Mapping[str, object] | None = None,
+    vision: Mapping[str, object] | None = None,
+) -> Path:
+    """A random Gemma 3 with the names of published checkpoints, as vision_checkpoint(). window: in tokens.
+
+    text, vision: values of the configurations, in place of the tiny ones.
+    """
+    of_text = {**GEMMA3, "eos_token_id": None, "max_position_embeddings": 512, "sliding_window": window,
+               "rms_norm_eps": 1e-6, **(text or {})}  # fmt: skip
+    of_vision = {**SIGLIP, "image_size": tile, **(vision or {})}
+    config = {"model_type": "gemma3", "text_config": of_text, "vision_config": of_vision,
+              "mm_tokens_per_image": tile_tokens, "image_token_index": IMAGE_TOKEN}  # fmt: skip
     tensors = RandomSource(describe(Config(config))).tensors
     projector = "multi_modal_projector.mm_input_projection_weight"
     tensors[projector] = np.ascontiguousarray(tensors.pop(f"{projector}.weight").T)
-    return _written(folder, config, tensors, tower="vision_tower.vision_model")
+    return _written(
+        folder, config, tensors, tower="vision_tower.vision_model", patch_size=int(str(of_vision["patch_size"]))
+    )
 
 
-def _written(folder: Path, config: dict[str, object], tensors: dict[str, F32], *, tower: str) -> Path:
+def _written(
+    folder: Path,
+    config: dict[str, object],
+    tensors: dict[str, F32],
+    *,
+    tower: str,
+    patch_size: int = int(str(SIGLIP["patch_size"])),
+) -> Path:
     """The checkpoint, whose patches are multiplied by a kernel as a convolution has it; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    kernel, side = f"{tower}.embeddings.patch_embedding.weight", int(str(SIGLIP["patch_size"]))
-    tensors[kernel] = tensors[kernel].reshape(-1, 3, side, side)
+    kernel = f"{tower}.embeddings.patch_embedding.weight"
+    tensors[kernel] = tensors[kernel].reshape(-1, 3, patch_size, patch_size)
     save_file(tensors, folder / "model.safetensors")
     write_tokenizer(folder, 307)
     return folder
@@ -146,16 +167,24 @@ def write_smolvlm_chat(folder: Path, *, tile: int, tile_tokens: int, longest_edg
     )  # fmt: skip
 
 
-def gemma_chat_checkpoint(folder: Path) -> Path:
+def gemma_chat_checkpoint(
+    folder: Path,
+    *,
+    window: int = 50,
+    tile: int = TILE,
+    tile_tokens: int = TILE_TOKENS,
+    text: Mapping[str, object] | None = None,
+    vision: Mapping[str, object] | None = None,
+) -> Path:
     """As gemma_checkpoint(), with the tokens, the image processor and a template like that of Gemma 3."""
-    gemma_checkpoint(folder, window=50)
+    gemma_checkpoint(folder, window, tile=tile, tile_tokens=tile_tokens, text=text, vision=vision)
     _write_chat(
         folder,
         special=["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
         named={"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
         template=_TEMPLATE.replace("<image>", "<start_of_image>"),
-        processor={"processor_class": "Gemma3Processor", "image_seq_length": TILE_TOKENS},
-        pixels={"image_processor_type": "Gemma3ImageProcessor", "size": {"height": TILE, "width": TILE},
+        processor={"processor_class": "Gemma3Processor", "image_seq_length": tile_tokens},
+        pixels={"image_processor_type": "Gemma3ImageProcessor", "size": {"height": tile, "width": tile},
                 "do_pan_and_scan": None},
     )  # fmt: skip
     return folder

@@ -74,6 +74,8 @@ _NPU_LEAST = 64
 @click.option("--exact", is_flag=True, help="Float activations in every matmul: slower decoding.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
 @click.option("--openvino-tokenizer", is_flag=True, help="Also write the tokenizer files of openvino-genai.")
+@click.option("--genai-images", is_flag=True, help="Also write what onnxruntime-genai needs to read images: Gemma 3, "
+              "Mistral 3, Qwen2-VL to Qwen 3.5.")  # fmt: skip
 @click.option("--shard", type=ByteSize(), metavar="SIZE",
               help="Write a sharded web copy: split larger files into shards of this size: 25MiB, 1900MB.")  # fmt: skip
 @click.option("--replace", is_flag=True, help="Replace an existing package directory, once the new one is complete.")
@@ -105,6 +107,7 @@ def export(
     exact: bool,
     verify: bool,
     openvino_tokenizer: bool,
+    genai_images: bool,
     shard: int | None,
     replace: bool,
     quiet: bool,
@@ -162,6 +165,7 @@ def export(
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,
+                genai_images=genai_images,
                 shard=shard,
                 on_progress=on_progress,
             )
