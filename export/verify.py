@@ -21,9 +21,8 @@ from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import (
     DIRECTML,
-    FLOAT32,
-    IMAGES,
     IMAGES_ON_GPU,
+    MULTIMODAL,
     OPENVINO,
     OPENVINO_LATENT,
     QMOE,
@@ -98,8 +97,8 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
     for index, graph in enumerate(package.graphs):
         if seen is not None and graph.variant in _OF_VISION:
             results[graph.file] = _measure_vision(package, graph, seen)
-        elif seen is not None and graph.variant == IMAGES.name:
-            results[graph.file] = _measure_image(package, engine, seen, tokens)
+        elif seen is not None and graph.variant == MULTIMODAL.name:
+            results[graph.file] = _measure_image(package, graph, engine, seen, tokens)
         elif graph.variant in _ON_GPU:
             results[graph.file] = {"not_run": "it reads images only, beside a graph that GPUs run"}
         else:
@@ -201,17 +200,14 @@ class _Features:
 
 
 def _measure_image(
-    package: Package, reference: ReferenceEngine, seen: _Seen, tokens: Sequence[int]
+    package: Package, graph: Graph, reference: ReferenceEngine, seen: _Seen, tokens: Sequence[int]
 ) -> dict[str, object]:
     """The logits of tokens with an image among them, beside the reference's."""
-    text = package.graph(FLOAT32.name)
-    if text is None:
-        return {"not_run": f"there is no graph '{FLOAT32.name}', beside which it runs"}
     from embedllm.backends.ort.engine import lacks_image_attention
 
     if lack := lacks_image_attention():
         return {"not_run": lack}
-    engine, rows = _open(package, text), seen.features[:_ROWS]
+    engine, rows = _open(package, graph), seen.features[:_ROWS]
     assert engine is not None
     image = _Image(seen.tile, len(rows))
     ids = [*tokens[:4], *image_ids(image), *tokens[4:8]]
@@ -223,7 +219,7 @@ def _measure_image(
         session = each.open()
         assert isinstance(session, FeedsAll)
         logits.append(session.feed_all(ids))
-    return _checked(IMAGES.file, compare(*logits), engine)
+    return _checked(MULTIMODAL.file, compare(*logits), engine)
 
 
 def _open_vision(package: Package, graph: Graph) -> VisionEncoder | None:

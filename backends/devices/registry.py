@@ -26,6 +26,7 @@ from embedllm.package.graph_variants import (
     EAGLE_HIDDEN,
     FUSED,
     HIDDEN_VARIANTS,
+    IMAGES_VARIANTS,
     MTP,
     OPENVINO_LATENT,
     VARIANTS,
@@ -383,7 +384,7 @@ def _pair_unsupported(package: Package, *, kv: str | None, without_adapters: boo
 def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[str]) -> Unsupported:
     """allowed: of the variants that a device has, those that do what is asked."""
     allowed = [one for one in allowed if one != OPENVINO_LATENT or package.decoder.uses_mla]
-    rows = (one for one in (*VARIANTS, *CALIBRATED, *HIDDEN_VARIANTS) if one.name in allowed)
+    rows = (one for one in (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *HIDDEN_VARIANTS) if one.name in allowed)
     reasons = {one.name: one.unsupported(package.decoder) for one in rows}
     refused = [reason for reason in reasons.values() if reason]
     if len(refused) < len(allowed):  # such a folder may have some of them

@@ -19,6 +19,7 @@ from embedllm.package.graph_variants import (
     HIDDEN,
     INT4_KV,
     INT8_KV,
+    MULTIMODAL,
     QMOE,
 )
 
@@ -32,8 +33,8 @@ _HEEDED = 32  # the group for which ONNX Runtime 1.31 heeds mlas.qnbit.force_fp3
 CPU = Provider(
     device="cpu",
     name="CPUExecutionProvider",
-    variants=(QMOE.name, FLOAT32.name),
-    exact=(FLOAT32.name,),
+    variants=(QMOE.name, MULTIMODAL.name, FLOAT32.name),
+    exact=(MULTIMODAL.name, FLOAT32.name),
     hardware="CPU",
     install=INSTALL,
     probed=False,

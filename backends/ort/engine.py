@@ -36,7 +36,7 @@ from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.files.optional_packages import needs
 from embedllm.package.entries import LATENT, Graph
-from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN, FLOAT32, FUSED, HIDDEN, IMAGES, MTP, QMOE
+from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN, FLOAT32, FUSED, HIDDEN, MTP, MULTIMODAL, QMOE
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -87,6 +87,8 @@ def unsupported_exact(*, exact: bool, version: str = ort.__version__) -> Unsuppo
 
 def unsupported_graph(graph: Graph, runtime: RuntimeOptions, *, version: str = ort.__version__) -> str:
     """Why another graph of a folder has to be used on the CPU; empty for one that does what is asked."""
+    if graph.variant == MULTIMODAL.name:
+        return lacks_image_attention(version)
     if graph.variant not in _WITH_QMOE:
         return ""
     if _is_older(version, _FIRST_QMOE):
@@ -115,13 +117,10 @@ def warn_of_age(version: str = ort.__version__) -> None:
 
 
 def lacks_image_attention(version: str = ort.__version__) -> str:
-    """Why this ONNX Runtime cannot let an image's tokens attend to one another, and what helps; empty where it can."""
+    """Why this ONNX Runtime cannot let an image's tokens attend to one another; empty where it can."""
     if not _is_older(version, _NOT_CAUSAL):
         return ""
-    return (
-        f"ONNX Runtime {version} has causal attention only; install onnxruntime 1.32 or newer for images whose tokens "
-        "attend to one another"
-    )
+    return f"ONNX Runtime {version} has causal attention only, and the tokens of an image attend to one another"
 
 
 def _is_old(version: str) -> bool:
@@ -180,13 +179,6 @@ class OrtEngine:
         self._new_options = partial(session_options, runtime, exact)
         options = self._new_options()
         self.hidden_rows = _HIDDEN_ROWS.get(graph.variant, 0)
-        self.images: ImageFeatures | None = None  # on other providers graphs have no inputs for them
-        if attachment is None and package.decoder.vision is not None:
-            self.images = ImageFeatures(
-                lambda: open_on_cpu(package, self._new_options()),
-                bidirectional=package.decoder.images_are_bidirectional,
-            )
-        self._image_session: ort.InferenceSession | None = None
         path = package.folder / graph.file
         forgets = GIVES_BACK and attachment is None and not package.decoder.is_recurrent  # whose rewinds go far back
         self.windows = {
@@ -198,6 +190,7 @@ class OrtEngine:
         self._pages = HugePages()
         with load_errors(path), self._pages:
             self._session = self._start(path, options, attachment, weights_folder)
+        self.images, self.images_unsupported = self._open_images(attachment)
         # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
         # nor of a recurrent model: a step beside others would change the states of those that only lie between
         joins = attachment is None and not exact and not package.decoder.is_recurrent
@@ -231,36 +224,26 @@ class OrtEngine:
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
         return ort.InferenceSession(own, options, enable_fallback=0)
 
-    def image_session(self) -> ort.InferenceSession:
-        """Of the graph for images whose tokens attend to one another; opened for the first of them.
-
-        Raises DeviceError.
-        """
-        if self._image_session is None:
-            self._image_session = self._start_image_session()
-        return self._image_session
-
-    def _start_image_session(self) -> ort.InferenceSession:
-        """It reads and appends to the KV of the graph of all other tokens."""
-        if lack := lacks_image_attention():
-            raise DeviceError(f"{lack}.")
-        graph = self.package.graph(IMAGES.name)
-        if graph is None:
-            raise DeviceError(
-                f"'{self.package.name}' has no graph for the tokens of an image. Write it with: embedllm graph "
-                f"{self.package.folder} --variant {IMAGES.name}"
-            )
+    def _open_images(self, attachment: Attachment | None) -> tuple[ImageFeatures | None, Unsupported | None]:
+        """The features of images for the graph; or why it takes none, though the model sees."""
+        package = self.package
+        if (
+            package.decoder.vision is None or attachment is not None
+        ):  # on other providers graphs have no inputs for them
+            return None, None
+        is_bidirectional = package.decoder.images_are_bidirectional
+        if any(each.name == "image_positions" for each in self.session.get_overridable_initializers()):
+            return ImageFeatures(
+                lambda: open_on_cpu(package, self._new_options()), bidirectional=is_bidirectional
+            ), None
         if self.graph.variant not in (FLOAT32.name, QMOE.name):
-            raise DeviceError(
-                f"the graph for the tokens of an image keeps a KV of floats and no hidden states, unlike "
-                f"'{self.graph.variant}'; load the model without kv and draft to give it images."
-            )
-        # packed a second time, the weights would be in memory twice
-        options = self._new_options()
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        path = self.package.folder / graph.file
-        with load_errors(path):
-            return self._start(path, options, None, None)
+            reason = f"its graph '{self.graph.variant}' takes none"
+            return None, Unsupported(reason, "load the model without kv and draft to give it images")
+        if is_bidirectional and (lack := lacks_image_attention()):
+            return None, Unsupported(lack, "install onnxruntime 1.32 or newer")
+        variant = MULTIMODAL.name if is_bidirectional and self.graph.variant == FLOAT32.name else self.graph.variant
+        reason = f"'{package.name}' has no graph for them, or one of an earlier version"
+        return None, Unsupported(reason, f"run embedllm graph {package.folder} --variant {variant}")
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -324,7 +307,7 @@ class OrtEngine:
 
     def close(self) -> None:
         self._pages.stop()
-        self._session = self._image_session = None
+        self._session = None
         if self.images is not None:
             self.images.close()
         self._batches = []  # they hold it, too

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
-from embedllm.backends.images import FIRST_ID, text_and_images
+from embedllm.backends.images import text_and_images
 from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.recurrent_state import HostStateMemory, KeptStates, States
@@ -54,18 +54,6 @@ class SessionHost(Protocol):
 
     def empty_kv(self) -> dict[str, NDArray[Cached]]: ...
 
-    def image_session(self) -> ort.InferenceSession:
-        """Of the graph for images whose tokens attend to one another."""
-        ...
-
-
-class _Run(NamedTuple):
-    """A graph with what it is given."""
-
-    session: ort.InferenceSession
-    binding: ort.IOBinding
-    is_image: bool = False  # of all tokens of an image, or of the rest of them
-
 
 class OrtSession:
     """One sequence. Its KV lies in buffers that are past and present at once: a step appends, a rewind is a number."""
@@ -88,7 +76,6 @@ class OrtSession:
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
         self._images = engine.images
-        self._image_session = engine.image_session
         self.hidden = HiddenRows(self._decoder.hidden) if engine.hidden_rows else None
         self.hidden_states: F32 | None = None  # that a head reads with the next tokens, [1, T, D]
         self._hidden_rows = engine.hidden_rows
@@ -153,11 +140,11 @@ class OrtSession:
         start, rows = self.position, []
         try:
             for piece in self._pieces(tokens):
-                run = self._prepare(piece, logits_from=0)
+                binding = self._prepare(piece, logits_from=0)
                 # without a buffer of ours, which would be checked against the one position that the graph declares
-                run.binding.bind_output("logits")
-                self._run(run, len(piece), self._run_options)
-                rows.append(run.binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False))
+                binding.bind_output("logits")
+                self._run(binding, len(piece), self._run_options)
+                rows.append(binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False))
         except BaseException:
             self.position = start
             raise
@@ -165,7 +152,7 @@ class OrtSession:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
-        """What is fed in runs of their own: an image whose tokens attend to one another has another graph."""
+        """What is fed in runs of their own: an image whose tokens attend to one another."""
         return text_and_images(tokens) if self._images is not None and self._images.bidirectional else [tokens]
 
     def _feed_each(self, tokens: Sequence[int]) -> F32:
@@ -292,9 +279,9 @@ class OrtSession:
             self.capacity = capacity
 
     def _feed(self, tokens: Sequence[int], options: ort.RunOptions) -> NumpyLogits:
-        run = self._prepare(tokens, logits_from=-1)
-        run.binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
-        self._run(run, len(tokens), options)
+        binding = self._prepare(tokens, logits_from=-1)
+        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
+        self._run(binding, len(tokens), options)
         self._end_feed()
         return NumpyLogits(self.logits[0, 0].astype(np.float32, copy=False))
 
@@ -314,7 +301,7 @@ class OrtSession:
         if self.shared is not None:
             self.shared.end_feed(self)
 
-    def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> _Run:
+    def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
         """Makes room for the tokens and binds the inputs."""
         end = self.position + len(tokens)
         self._reserve(end)
@@ -322,14 +309,12 @@ class OrtSession:
         if self._rope and not self._places:
             self._rope = []
             self._unbind()  # from the tables
-        images, ids = self._images, tokens
-        if images is not None and images.bidirectional and tokens[0] >= FIRST_ID:
-            run = self._image_run()
-        else:
-            run = self._text_run()
-        binding = run.binding
-        if images is not None and (run.is_image or not images.bidirectional):
-            ids = self._bind_images(binding, images, tokens)
+        binding = self._binding
+        assert binding is not None  # checked
+        if not self._is_bound:
+            bind_kv(binding, self.kv)
+            self._is_bound = True
+        ids = tokens if self._images is None else self._bind_images(binding, self._images, tokens)
         binding.bind_cpu_input("input_ids", np.array([ids], np.int64))
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
         if not self._only_last:
@@ -342,7 +327,7 @@ class OrtSession:
         if self._places:
             self._bind_tables(end)
         self._states.bind(binding)
-        return run
+        return binding
 
     def _bind_hidden(self, binding: ort.IOBinding, count: int, *, is_all: bool) -> None:
         """Binds room for the hidden states of all tokens of a feed, or of the last ones; and those that it reads."""
@@ -368,24 +353,6 @@ class OrtSession:
         for name, table in zip(ROPE_TABLES, self._rope, strict=True):
             self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(table))
 
-    def _text_run(self) -> _Run:
-        assert self._binding is not None  # checked
-        assert self._session is not None  # as long as there is a binding
-        if not self._is_bound:
-            bind_kv(self._binding, self.kv)
-            self._is_bound = True
-        return _Run(self._session, self._binding)
-
-    def _image_run(self) -> _Run:
-        """Of the same KV; its binding goes with it."""
-        session = self._image_session()
-        binding = session.io_binding()
-        binding.bind_output("logits")  # as _unbind() does
-        if self._adapts:
-            bind_adapter(binding, self._decoder, self.adapter)
-        bind_kv(binding, self.kv)
-        return _Run(session, binding, is_image=True)
-
     def _bind_images(
         self, binding: ort.IOBinding, images: ImageFeatures, tokens: Sequence[int]
     ) -> Sequence[int] | NDArray[np.int64]:
@@ -402,9 +369,10 @@ class OrtSession:
         self._seen = values
         return tokens if found is None else found.tokens
 
-    def _run(self, run: _Run, count: int, options: ort.RunOptions) -> None:
+    def _run(self, binding: ort.IOBinding, count: int, options: ort.RunOptions) -> None:
+        assert self._session is not None  # as long as there is a binding
         with feed_errors(self.position, lambda: options is self._run_options and self.is_stopping):
-            run.session.run_with_iobinding(run.binding, options)
+            self._session.run_with_iobinding(binding, options)
         self._states.advance()
         self.position += count
         if self.hidden is not None:

@@ -64,6 +64,7 @@ class GraphVariant:
     # and positions of tokens are, where attention takes them: sequences step together, each with its own
     position_ids: bool = False
     bidirectional: bool = False  # all tokens of a run attend to one another: those of an image
+    images_by_run: bool = False  # those of a run with an image's features only: text is read by the same graph
     appends_only: bool = False  # GroupQueryAttention does, and plain operators attend: export/onnx/image_attention.py
     # embeddings are an input beside the tokens, those of images in their places, which another graph makes: prompts are
     # read in one run, so tokens of text are causal there and those of an image may attend to one another
@@ -89,7 +90,10 @@ class GraphVariant:
 
     def takes_images(self, decoder: Decoder) -> bool:
         """Whether its graph of a model has inputs for images."""
-        if decoder.vision is None or not self.images or decoder.images_are_bidirectional != self.bidirectional:
+        if decoder.vision is None or not self.images:
+            return False
+        fits = decoder.images_are_bidirectional == self.bidirectional
+        if not fits and not (decoder.images_are_bidirectional and self.images_by_run):
             return False
         return decoder.rope.mrope is None or self.mrope
 
@@ -216,8 +220,9 @@ FLOAT32 = GraphVariant(
     images=True,
     mrope=True,
 )
-# the decoder for an image's tokens that attend to one another; needs ONNX Runtime 1.32, whose attention can do that
-IMAGES = replace(FLOAT32, name="images-float32", file="model.images.onnx", bidirectional=True, recurrent=False)
+# of models whose images' tokens attend to one another; needs ONNX Runtime 1.32, whose attention can do that
+MULTIMODAL = replace(FLOAT32, name="multimodal-float32", file="model.multimodal.onnx", bidirectional=True,
+                     images_by_run=True, recurrent=False)  # fmt: skip
 FLOAT16 = GraphVariant(
     name="generic-float16",
     file="model.fp16.onnx",
@@ -283,7 +288,7 @@ WASM = replace(
     chunks=False,
 )
 # for the CPU, of mixtures of experts; its operator is in ONNX Runtime 1.32 and later, and not exact
-QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True)
+QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True, images_by_run=True)
 QMOE_FLOAT16 = replace(FLOAT16, name="qmoe-float16", file="model.qmoe.fp16.onnx", fuses_experts=True)  # for CUDA
 # for the CPU; CUDA's attention takes such a cache with float16 activations only
 INT8_KV = replace(
@@ -368,7 +373,7 @@ IMAGES_GPU_FLOAT32 = replace(
     activations="float32",
     reads_halves=False,
 )
-IMAGES_VARIANTS = (IMAGES, IMAGES_FLOAT16, IMAGES_GPU_FLOAT32, IMAGES_WEBGPU_FLOAT16)
+IMAGES_VARIANTS = (MULTIMODAL, IMAGES_FLOAT16, IMAGES_GPU_FLOAT32, IMAGES_WEBGPU_FLOAT16)
 # by the decoder's graph of text, as VISION_ON_GPU
 IMAGES_ON_GPU = {
     FLOAT16.name: IMAGES_FLOAT16,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, MICROSOFT, Graph
 from embedllm.export.onnx.image_attention import attend_plainly, same_image
@@ -20,7 +22,6 @@ from embedllm.package.packing import Packing
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _HIDDEN = {"float32": -3e38, "float16": -3e4}  # added to the score of a key that is not seen
@@ -85,7 +86,8 @@ class Attentions:
             return attend_plainly(self.graph, attention, number, qkv, self.lengths, self.total(), bias)
         graph = self.graph
         scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
-        sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention)
+        by_run = self.differs_by_run(attention)
+        sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention) and not by_run
         tables, rows, inside = ["", ""], "", ["", ""]
         number = self.decoder.kv_number(index)
         past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
@@ -118,16 +120,25 @@ class Attentions:
         bias = self.bias(attention)
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
         output = graph.named("context" if attention.mla is None else "context.filled_up")
-        graph.node(
-            "GroupQueryAttention",
-            [*inputs, *past, *self.lengths, *tables, rows, bias, sinks, *scales, *inside],
-            [output, *present],
-            graph.named("attention"),
-            MICROSOFT,
-            num_heads=attention.heads,
-            kv_num_heads=attention.kv_heads,
-            **attributes,
-        )
+        outputs, name = [output, *present], graph.named("attention")
+
+        def write(outputs: Sequence[str], name: str, bias: str, attributes: Mapping[str, float | str]) -> None:
+            given = [*inputs, *past, *self.lengths, *tables, rows, bias, sinks, *scales, *inside]
+            graph.node("GroupQueryAttention", given, outputs, name, MICROSOFT, num_heads=attention.heads,
+                       kv_num_heads=attention.kv_heads, **attributes)  # fmt: skip
+
+        def branch(kind: str, bias: str, attributes: Mapping[str, float | str]) -> list[str]:
+            named = [f"{each}.{kind}" for each in outputs]
+            write(named, f"{name}.{kind}", bias, attributes)
+            return named
+
+        if not by_run:
+            write(outputs, name, bias, attributes)
+        else:
+            mask = self.mask_of_image(attention)
+            of_image = {key: value for key, value in attributes.items() if key != "local_window_size"} | {"causal": 0}
+            graph.choices(self.has_image(), outputs, name, then=lambda: branch("image", mask, of_image),
+                          otherwise=lambda: branch("text", bias, attributes))  # fmt: skip
         if attention.mla is not None:
             return latent_values(graph, attention, attention.mla, output)
         if attention.gate is None:
@@ -268,12 +279,46 @@ class Attentions:
             return self.chunk_mask(chunk)
         window = attention.window if attention.window and attention.window < self.decoder.context else 0
         sees_whole = self.variant.bidirectional and self.decoder.sees_images_whole(attention)
+        if self.differs_by_run(attention):
+            return ""
         if self.has_images_inside(attention):
             return self.window_mask(window, causal=True)
         if self.variant.appends_only:
             return self.window_mask(window, causal=not sees_whole) if window or not sees_whole else ""
         is_masked = window and (sees_whole or masks_window(attention, self.variant))
         return self.window_mask(window, causal=False) if is_masked else ""
+
+    def differs_by_run(self, attention: Attention) -> bool:
+        """Whether tokens see later ones in a run with features of an image, and no others do."""
+        return (
+            self.variant.images_by_run
+            and self.variant.takes_images(self.decoder)
+            and self.decoder.sees_images_whole(attention)
+        )
+
+    def has_image(self) -> str:
+        """Whether the run is of an image's tokens."""
+        graph, name = self.graph, "image.is_there"
+        if not graph.has(name):
+            count = "image.count"
+            graph.node("Shape", ["image_positions"], [count], count, start=0, end=1)
+            graph.node("Greater", [count, graph.constant(0)], [name], name)
+        return name
+
+    def mask_of_image(self, attention: Attention) -> str:
+        """bias() of a run with an image, where a window hides keys; made once for all layers of that window."""
+        window = attention.window if attention.window and attention.window < self.decoder.context else 0
+        if not window:
+            return ""
+        graph, kind = self.graph, (window, False)
+        if kind not in self._window_masks:
+            self.total()  # out here: a value of a branch is not for others
+            none = graph.floats(np.zeros((1, 1, 1, 1), graph.activations), "constant.no_mask")
+            name = f"image.window.{window}"
+            graph.choices(self.has_image(), [name], name, then=lambda: [self.window_mask(window, causal=False)],
+                          otherwise=lambda: [graph.op("Identity", [none], f"{name}.none")])  # fmt: skip
+            self._window_masks[kind] = name
+        return self._window_masks[kind]
 
     def has_images_inside(self, attention: Attention) -> bool:
         """Whether a run has tokens of text beside those of images that attend to one another."""

@@ -82,14 +82,28 @@ class Graph:
 
     def choice(self, condition: str, name: str, *, then: Callable[[], str], otherwise: Callable[[], str]) -> str:
         """What one of two branches gives, in the type of the activations. They may read every value before them."""
+        name = self.named(name)
+        self.choices(condition, [name], name, then=lambda: [then()], otherwise=lambda: [otherwise()])
+        return name
+
+    def choices(
+        self,
+        condition: str,
+        outputs: Sequence[str],
+        name: str,
+        *,
+        then: Callable[[], Sequence[str]],
+        otherwise: Callable[[], Sequence[str]],
+    ) -> None:
+        """As choice(), of branches that give several values."""
         kind, branches = FLOAT_TYPES[self.activations], {}
         for attribute, write in (("then_branch", then), ("else_branch", otherwise)):
             nodes, given = self._nodes, set(self._given)
             self._nodes = []
-            output = helper.make_tensor_value_info(write(), kind, None)
-            branches[attribute] = helper.make_graph(self._nodes, f"{self.named(name)}.{attribute}", [], [output])
+            made = [helper.make_tensor_value_info(output, kind, None) for output in write()]
+            branches[attribute] = helper.make_graph(self._nodes, f"{name}.{attribute}", [], made)
             self._nodes, self._given = nodes, given  # nothing outside may read what is inside
-        return self.op("If", [condition], name, **branches)
+        self.node("If", [condition], outputs, name, **branches)
 
     def named(self, name: str) -> str:
         """A name inside the present scope, unless it is already."""

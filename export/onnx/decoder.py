@@ -415,6 +415,7 @@ def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
     if (
         decoder.chunk
         or variant.bidirectional
+        or (variant.images_by_run and decoder.images_are_bidirectional)
         or (variant.takes_embeddings and decoder.images_are_bidirectional)
         or any(each.temperature is not None or masks_window(each, variant) for each in decoder.attentions)
     ):
