@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -126,13 +125,13 @@ def test_a_kv_of_integers_has_no_graph_for_images(tmp_path: Path, package: Path)
 def test_an_older_onnxruntime_reads_text_and_says_what_images_need(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ort_engine, "lacks_image_attention", partial(lacks_image_attention, version="1.31.4"))
+    monkeypatch.setattr(ort_engine, "lacks_image_attention", lambda version="": lacks_image_attention("1.31.4"))
     with embedllm.load(package, device="cpu") as llm:
         assert llm.generate([5, 6, 7], max_tokens=2).tokens
         with pytest.raises(DeviceError, match=r"install onnxruntime 1\.32 or newer"):
             reply(llm, [5], ONE)
     folder = convert(package.parent / "checkpoint", tmp_path / "package", Recipe(bits=32))
-    assert "1.31.4" in str(verify_folder(folder)["model.images.onnx"])
+    assert "1.31.4" in str(verify_folder(folder)["model.multimodal.onnx"])
 
 
 def test_an_adapter_is_part_of_what_an_image_becomes(package: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from embedllm.backends.system import hardware, ort_builds
 from embedllm.backends.system.ort_builds import Build, conflict
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe
-from embedllm.package.graph_variants import VARIANTS
+from embedllm.package.graph_variants import IMAGES_VARIANTS, VARIANTS
 from embedllm.package.package import open_package
 from embedllm.sampling.options import Sampling
 
@@ -79,7 +79,7 @@ def test_cuda_is_not_given_an_odd_number_of_zero_points_a_row(
 
 @pytest.mark.parametrize("row", ROWS, ids=named)
 def test_each_row_can_be_used(row: Provider) -> None:
-    assert set(row.variants) <= {variant.name for variant in VARIANTS}
+    assert set(row.variants) <= {variant.name for variant in (*VARIANTS, *IMAGES_VARIANTS)}
     assert set(row.exact) <= set(row.variants)
     assert row.hardware in ("CPU", "GPU", "NPU")
     assert row.platforms <= {"linux", "win32", "darwin"}

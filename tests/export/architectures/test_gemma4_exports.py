@@ -47,7 +47,7 @@ def test_quantized_graphs_follow_the_reference(exported: Callable[..., Path], si
     package = exported(size)
     verified = verify_folder(package)
     assert {"vision.onnx", "openvino_vision_embeddings_model.xml"} <= verified.keys()
-    assert ("model.images.onnx" in verified) == (size == "large")
+    assert ("model.multimodal.onnx" in verified) == (size == "large")
     for device in ("cpu", "openvino"):
         with embedllm.load(package, device=device) as llm:
             assert len(llm.chat(asked(50, 21), max_tokens=4, stop_tokens=[]).tokens) == 4
