@@ -8,6 +8,7 @@ the end. All inputs stay where they are, so that a run can be captured.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ _LONGEST = 1024  # tokens of a head's KV; then it begins anew with the latest on
 _MOST_GUESSES = 31  # in a row
 _CAPTURED = 8  # tokens of a run; longer ones are read at the beginning only
 _WARM = 4  # the same, of those that are captured before anybody waits
-_NUMBERS = 3  # of a guess: token, logit, log of the sum of all exponentials
+_NUMBERS = 2  # of a guess: token and probability
 _ID = 8  # bytes of a token id, and of a number in the mask
 
 
@@ -166,7 +167,7 @@ class _Place:
     def read(self, tokens: Sequence[int], end: int, guesses: int) -> Callable[[], F32]:
         """Appends tokens whose hidden states are there, up to that position, and guesses on.
 
-        What it gives waits for the numbers of the guesses, [guesses, 3].
+        What it gives waits for the numbers of the guesses, [guesses, 2].
         """
         memory, count = self._memory, len(tokens)
         memory.write(self._mask.address, np.array([end], np.int64))
@@ -265,7 +266,7 @@ class GuessedRow(ListedRow):
         super().__init__(size, self._guesses, listed=0)
 
     def guesses(self) -> list[tuple[int, float]]:
-        return [(int(token), float(np.exp(logit - total))) for token, logit, total in self._guesses.numbers()]
+        return [(int(token), share) for token, share in self._guesses.numbers().tolist()]
 
 
 class _Guesses:
@@ -281,8 +282,8 @@ class _Guesses:
         return self._numbers
 
     def best(self, index: int, count: int) -> Best:
-        token, logit, total = self.numbers()[0].tolist()
-        return Best([int(token)], [logit], total)
+        token, share = self.numbers()[0].tolist()
+        return Best([int(token)], [math.log(share)], 0.0)
 
     def whole(self, index: int) -> Logits:
         raise ValueError("of a guess the best token alone is known.")

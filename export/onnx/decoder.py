@@ -150,10 +150,11 @@ class _Emitter:
             states = self.read_states(self.read_by) if self.read_by is not None else normed
             states = stream if decoder.eagle is not None else states
             graph.node("Identity", [states], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
-            normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
+            if not self.variant.guesses:  # which gives both of one position
+                normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
         self.head(decoder, normed)
         if self.variant.guesses:
-            write_guess(graph, decoder)
+            write_guess(graph, decoder, reads_mask_late=bool(positions))
         return graph.model(decoder.model_type, *signature(decoder, variant=self.variant, keeps_latent=keeps_latent))
 
     def embedding(self, decoder: Decoder, positions: str) -> str:

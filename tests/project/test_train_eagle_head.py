@@ -55,6 +55,11 @@ def test_each_guess_in_a_row_sees_what_it_sees_in_decoding(trainer: ModuleType, 
         for count in (6, len(_TOKENS)):
             wanted = torch_logits(checkpoint, tmp_path / "head", _TOKENS[:count], layers=_LAYERS, own=own)[-1]
             assert np.abs(logits[0, count - 2].numpy() - wanted).max() < 1e-4
+    further = trainer.Head(model, size, torch.arange(0, 7 * DRAFT_VOCABULARY, 7), 2 * spread)
+    further.take(head.tensors(VOCABULARY))  # the same, whatever features are divided by to learn
+    with torch.no_grad():
+        again = further.unrolled(model.get_input_embeddings()(ids[:, 1:]), features, 4)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(again, made, strict=True))
 
 
 class _Characters:

@@ -164,6 +164,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reply-share", type=float, default=0.5, help="of the minutes, for replies")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"), help="of the model")
     parser.add_argument("--general", type=int, default=0, help="prompts that are made from templates")
+    parser.add_argument("--resume", type=Path, help="a head of the same shape that is trained further")
     parser.add_argument("--measured", type=Path, default=_MEASURED, help="prompts of a benchmark, which are left out")
     parser.add_argument(
         "--cached-tokens", type=int, default=400_000, help="of prompts and replies that are made at once"
@@ -250,10 +251,16 @@ def main() -> None:
     checked = [reply for group in groups for reply in replies_to(model, group, temperature=0.0, **how)]
     replies = all_replies(model, trained, cached_tokens=options.cached_tokens, seed=options.seed,
                           minutes=options.minutes * options.reply_share, **how)  # fmt: skip
-    tokens = frequent(replies, options.vocabulary, model.config.vocab_size)
+    before = None if options.resume is None else load_file(options.resume / "model.safetensors")
+    if before is None:
+        tokens = frequent(replies, options.vocabulary, model.config.vocab_size)
+    else:
+        tokens = before["d2t"] + torch.arange(len(before["d2t"]))
     size = Size(layers=tuple(options.layers), vocabulary=options.vocabulary, heads=options.heads,
                 kv_heads=options.kv_heads, head_dim=options.head_dim, intermediate=options.intermediate)  # fmt: skip
     head = Head(model, size, tokens, feature_spread(model, replies, options.layers)).to(options.device)
+    if before is not None:
+        head.take(before)
     print(f"{sum(each.numel() for each in head.parameters()):,} weights", flush=True)
     train(model, head, replies, options, options.minutes * (1 - options.reply_share))
     options.out.mkdir(parents=True, exist_ok=True)

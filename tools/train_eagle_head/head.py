@@ -7,12 +7,20 @@ on its own way, as in decoding: what was guessed has keys of the head's own maki
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
+
+_NAMES = {  # of a published head's weights, by ours
+    "fc": "fc", "q": "midlayer.self_attn.q_proj", "k": "midlayer.self_attn.k_proj", "v": "midlayer.self_attn.v_proj",
+    "o": "midlayer.self_attn.o_proj", "gate": "midlayer.mlp.gate_proj", "up": "midlayer.mlp.up_proj",
+    "down": "midlayer.mlp.down_proj", "lm_head": "lm_head", "embedding_norm": "midlayer.input_layernorm",
+    "hidden_norm": "midlayer.hidden_norm", "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +125,19 @@ class Head(nn.Module):
 
     def tensors(self, vocabulary: int) -> dict[str, Tensor]:
         """Under the names of published heads, float16. vocabulary: of the model."""
-        names = {"fc": "fc", "q": "midlayer.self_attn.q_proj", "k": "midlayer.self_attn.k_proj",
-                 "v": "midlayer.self_attn.v_proj", "o": "midlayer.self_attn.o_proj", "gate": "midlayer.mlp.gate_proj",
-                 "up": "midlayer.mlp.up_proj", "down": "midlayer.mlp.down_proj", "lm_head": "lm_head",
-                 "embedding_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
-                 "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm"}  # fmt: skip
         own = self.state_dict()
         own["fc.weight"] = own["fc.weight"] / self.spread
-        found = {f"{theirs}.weight": own[f"{ours}.weight"].cpu().half().contiguous() for ours, theirs in names.items()}
+        found = {f"{theirs}.weight": own[f"{ours}.weight"].cpu().half().contiguous() for ours, theirs in _NAMES.items()}
         tokens = self.tokens.cpu()
         known = torch.zeros(vocabulary, dtype=torch.bool)
         known[tokens] = True
         return {**found, "d2t": tokens - torch.arange(len(tokens)), "t2d": known}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from what tensors() gave of a head of the same tokens."""
+        own = {f"{ours}.weight": tensors[f"{theirs}.weight"].float() for ours, theirs in _NAMES.items()}
+        own["fc.weight"] = own["fc.weight"] * self.spread.cpu()
+        self.load_state_dict(own, strict=False)
 
     def config(self, model: transformers.PretrainedConfig) -> dict[str, object]:
         """config.json, as published heads have it."""
