@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _LONGEST = 1024  # tokens of a head's KV; then it begins anew with the latest ones
 _MOST_GUESSES = 31  # in a row
 _CAPTURED = 8  # tokens of a run; longer ones are read at the beginning only
-_WARM = 4  # the same, of those that are captured before anybody waits
 _NUMBERS = 2  # of a guess: token and probability
 _ID = 8  # bytes of a token id, and of a number in the mask
 
@@ -80,7 +79,7 @@ class DeviceHeadEngine:
         check_assignments(self._session, HEAVY, device, "please report it")
         self.memory = self.open_memory()
         self._free: list[_Place] = []
-        self._warm_up()
+        self.give_back(self.take())  # captured before anybody waits
 
     def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
         """As ResidentEngine.start."""
@@ -124,15 +123,6 @@ class DeviceHeadEngine:
             self._session = None
             self.memory.trim()
 
-    def _warm_up(self) -> None:
-        place = self.take()
-        with self.lock, device_errors(self.device):
-            for count in range(1, _WARM + 1):
-                for _ in range(2):  # the second one is replayed
-                    place.read([0] * count, count, 2)
-            self.memory.synchronize()
-        self.give_back(place)
-
 
 @dataclass(slots=True)
 class _Run:
@@ -146,7 +136,8 @@ class _Place:
     """Memory of one sequence, and the runs over it. Zeros at first: what attention does not see may be no NaN."""
 
     def __init__(self, engine: DeviceHeadEngine) -> None:
-        self._engine, self._memory = engine, engine.memory
+        self._engine = engine
+        self._memory = memory = engine.memory
         decoder, item = engine.package.decoder, np.dtype(engine.dtype).itemsize
         self._hidden_size = decoder.hidden
         self._kv = {
@@ -161,8 +152,13 @@ class _Place:
         self._next_token, self._next_hidden = self._zeros(_ID), self._zeros(decoder.hidden * item)
         self._guess = self._zeros(_NUMBERS * 4)
         self._guesses = self._zeros(_MOST_GUESSES * _NUMBERS * 4)
-        self._runs: dict[int, _Run] = {}
-        self._following = self._made(1, self._next_token, self._next_hidden, is_captured=True)
+        captured = _CAPTURED if engine.captures else 0
+        self._following = self._made(1, self._next_token, self._next_hidden)
+        self._runs = {count: self._made(count, self._tokens, self.hidden) for count in range(1, captured + 1)}
+        for count, run in ((1, self._following), *self._runs.items()):
+            # to capture, ONNX Runtime runs twice, the second time over the length that the first one wrote
+            memory.write(self._mask.address, np.array([count], np.int64))
+            engine.run(run)
 
     def read(self, tokens: Sequence[int], end: int, guesses: int) -> Callable[[], F32]:
         """Appends tokens whose hidden states are there, up to that position, and guesses on.
@@ -173,7 +169,7 @@ class _Place:
         memory.write(self._mask.address, np.array([end], np.int64))
         memory.write(self._tokens.address, np.array(tokens, np.int64))
         if count not in self._runs:
-            self._runs[count] = self._made(count, self._tokens, self.hidden, is_captured=count <= _CAPTURED)
+            self._runs[count] = self._made(count, self._tokens, self.hidden, is_captured=False)
         run = self._runs[count]
         for at in range(guesses):
             self._engine.run(run)
@@ -193,7 +189,7 @@ class _Place:
         self._memory.zero(block.address, size)
         return block
 
-    def _made(self, count: int, tokens: DeviceBlock, hidden: DeviceBlock, *, is_captured: bool) -> _Run:
+    def _made(self, count: int, tokens: DeviceBlock, hidden: DeviceBlock, *, is_captured: bool = True) -> _Run:
         """A run of that many tokens, behind which the following one goes on."""
         engine = self._engine
         where, dtype, size = engine.where, engine.dtype, self._hidden_size

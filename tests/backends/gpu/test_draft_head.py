@@ -248,12 +248,11 @@ def test_captured_guesses_on_cuda_are_those_of_kernels_launched_one_by_one(kind:
     engine = CudaEngine(package, graphs[0], gpu)
     heads = [DraftHeadEngine(CudaHeadEngine(head, graphs[1], gpu, capture=is_on)) for is_on in (True, False)]
     session, held = engine.open(), TOKENS[:9]
-    following = [one.open() for one in heads]
+    following = [*(one.open() for one in heads), heads[0].open()]  # the last one has memory that was never used
     for one in following:
         one.follow(session)
     session.feed(held)
-    counts, agreed = (1, 3, 2, 5, 1, 4), 0
-    for count in counts:  # tokens that the target model reads between guesses
+    for count in (1, 3, 2, 5, 1, 4, 7, 6, 9):  # tokens that the target model reads between guesses
         found = []
         for one in following:
             one.want(GUESSES)
@@ -261,18 +260,14 @@ def test_captured_guesses_on_cuda_are_those_of_kernels_launched_one_by_one(kind:
             assert isinstance(row, GuessedRow)
             found.append(row.guesses())
             one.rewind(len(held))
-        for captured, launched in zip(*found, strict=True):
-            assert captured[1] == pytest.approx(launched[1], abs=0.01)
-            if captured[0] != launched[0]:  # a tie in float16: what follows is another text
-                break
-            agreed += 1
+        assert_same(found[0], found[1])
+        assert_same(found[0], found[2])
         new = TOKENS[len(held) : len(held) + count]
         if count == 1:
             session.feed(new)
         else:
             session.feed_rows(new)
         held += new
-    assert agreed > len(counts) * GUESSES / 2
     for one in (*heads, engine):
         one.close()
 
