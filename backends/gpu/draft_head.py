@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 1024  # tokens of a head's KV; then it begins anew with the latest ones
 _MOST_GUESSES = 31  # in a row
-_CAPTURED = 8  # tokens of a run; longer ones are read at the beginning only
+_CAPTURED = 6  # tokens of a run; longer ones are rare but at the beginning
 _NUMBERS = 2  # of a guess: token and probability
 _ID = 8  # bytes of a token id, and of a number in the mask
 
@@ -223,18 +223,19 @@ class DeviceHead:
         self.longest = engine.longest
         self.most = min(OF_PROMPT, engine.longest // 2)
         self._engine = engine
-        self._stopping = False
-        self._place: _Place | None = engine.take()
+        self._stopping = self._is_closed = False
+        self._place: _Place | None = None  # taken with the first read: many requests never draft
 
     def read(self, tokens: Sequence[int], hidden: HiddenSpan, guesses: int) -> Logits:
-        if self._place is None:
+        if self._is_closed:
             raise ValueError("this session was closed")
         if self._stopping:
             raise Interrupted
         engine, end = self._engine, self.position + len(tokens)
+        place = self._place = self._place or engine.take()
         with engine.lock, device_errors(engine.device):
-            hidden.copy(self._place.hidden.address)
-            found = self._place.read(tokens, end, max(1, min(guesses, self.longest - end, _MOST_GUESSES)))
+            hidden.copy(place.hidden.address)
+            found = place.read(tokens, end, max(1, min(guesses, self.longest - end, _MOST_GUESSES)))
         self.position = end
         return GuessedRow(engine.package.decoder.vocabulary, found)
 
@@ -248,7 +249,7 @@ class DeviceHead:
     def close(self) -> None:
         if self._place is not None:
             self._engine.give_back(self._place)
-        self._place = None
+        self._place, self._is_closed = None, True
         self.position = 0
 
 
