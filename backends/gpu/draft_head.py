@@ -263,7 +263,8 @@ class GuessedRow(ListedRow):
         super().__init__(size, self._guesses, listed=0)
 
     def guesses(self) -> list[tuple[int, float]]:
-        return [(int(token), share) for token, share in self._guesses.numbers().tolist()]
+        # not a number where activations exceed float16: nothing that anybody would bet on
+        return [(int(token), share if share > 0 else 0.0) for token, share in self._guesses.numbers().tolist()]
 
 
 class _Guesses:
@@ -280,7 +281,7 @@ class _Guesses:
 
     def best(self, index: int, count: int) -> Best:
         token, share = self.numbers()[0].tolist()
-        return Best([int(token)], [math.log(share)], 0.0)
+        return Best([int(token)], [math.log(share) if share > 0 else -math.inf], 0.0)
 
     def whole(self, index: int) -> Logits:
         raise ValueError("of a guess the best token alone is known.")

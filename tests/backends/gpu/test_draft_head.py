@@ -296,6 +296,12 @@ def test_a_head_drafts_on_cuda_and_its_guesses_are_as_likely_as_on_the_cpu(
     assert shares["cuda"][0] == pytest.approx(shares["cpu"][0], abs=0.02)
 
 
+def test_a_guess_that_is_no_number_is_worth_nothing() -> None:
+    row = GuessedRow(300, lambda: np.array([[7, np.nan], [8, 0.5]], np.float32))
+    assert row.guesses() == [(7, 0.0), (8, 0.5)]
+    assert row.top(1).logits == [-math.inf]
+
+
 @settings(max_examples=300, deadline=None)
 @given(puts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 2 * KEPT)), max_size=12))
 def test_the_newest_rows_are_kept_as_they_were_put(puts: list[tuple[int, int]]) -> None:
