@@ -81,6 +81,9 @@ export class Interrupted extends EmbedError {
   }
 }
 
+/** Part of a prompt is an image that nobody holds any more: a caller's slip, told from what a device does wrong. */
+export class ImageIsGone extends RangeError {}
+
 const KINDS = { EmbedError, PackageError, TemplateError, DeviceError, Interrupted };
 
 /**

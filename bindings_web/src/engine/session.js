@@ -1,6 +1,6 @@
 // One sequence on a device of the browser: how far it has come, and what it may be fed.
 
-import { ContextFull, DeviceError, EmbedError, Interrupted } from "../errors.js";
+import { ContextFull, DeviceError, EmbedError, ImageIsGone, Interrupted } from "../errors.js";
 import { ArrayLogits } from "../sampling/array_logits.js";
 import { breathe } from "../worker/yield_to_events.js";
 
@@ -61,23 +61,29 @@ export class Session {
   async feed(tokens) {
     this.#check(tokens);
     const start = this.position;
-    const { alone } = this.#limits;
     const all = Array.from(tokens);
     const known = this.#limits.draws();
     if (this.#row?.wasAsked && known === this.#draws) known?.note?.();
     const draws = known ?? (this.#row?.isGreedy ? GREEDY : null);
-    return alone(async () => {
+    return this.#step(async () => {
+      await this.#reserve(start + tokens.length);
+      const row = await this.#compute(all, draws);
+      this.position = start + tokens.length;
+      this.held.length = start;
+      for (const token of all) this.held.push(token);
+      this.#draws = known;
+      return (this.#row = new ArrayLogits(row));
+    });
+  }
+
+  /** Of the device, which has failed where it fails for anything but what was asked for. @template T @param {() => Promise<T>} work */
+  #step(work) {
+    return this.#limits.alone(async () => {
       try {
-        await this.#reserve(start + tokens.length);
-        const row = await this.#compute(all, draws);
-        this.position = start + tokens.length;
-        this.held.length = start;
-        for (const token of all) this.held.push(token);
-        this.#draws = known;
-        return (this.#row = new ArrayLogits(row));
+        return await work();
       } catch (error) {
-        if (error instanceof EmbedError && !(error instanceof DeviceError)) throw error;
-        throw await this.#limits.fail(error);
+        const isAsked = error instanceof ImageIsGone || (error instanceof EmbedError && !(error instanceof DeviceError));
+        throw isAsked ? error : await this.#limits.fail(error);
       }
     });
   }
@@ -128,7 +134,7 @@ export class Session {
     this.#open();
     const { position } = this;
     if (!position) return [];
-    return this.#limits.alone(async () => {
+    return this.#step(async () => {
       await this.#compute([], null);
       return this.#steps.read(0, position);
     });

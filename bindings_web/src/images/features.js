@@ -4,7 +4,7 @@
 // by the hash of that, and which row. So whatever compares prompts tells images apart: as embedllm/backends/images.py.
 
 import { FLOAT, FLOAT16, INT64, ROPE_TABLES } from "../engine/ort_calls.js";
-import { Interrupted } from "../errors.js";
+import { ImageIsGone, Interrupted } from "../errors.js";
 
 /**
  * @import { Held, OrtCalls } from "../engine/ort_calls.js"
@@ -188,14 +188,14 @@ export class ImageFeatures {
   /** @param {number} first id of an image @returns {[rows: number, columns: number]} */
   #gridOf(first) {
     const grid = (this.#images.get(first) ?? this.#features.get(first))?.grid;
-    if (!grid) throw new RangeError(IS_GONE);
+    if (!grid) throw new ImageIsGone(IS_GONE);
     return grid;
   }
 
   /** @param {number} first @returns {Promise<Features>} */
   async #begun(first) {
     const image = this.#images.get(first);
-    if (!image) throw new RangeError(IS_GONE);
+    if (!image) throw new ImageIsGone(IS_GONE);
     return { tokens: image.tokens, grid: image.grid, tiles: [...(await image.tiles())], rows: new Float32Array(0), hidden: 0, done: 0 };
   }
 

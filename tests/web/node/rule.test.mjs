@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { DeviceError } from "../../../bindings_web/src/errors.js";
+import { DeviceError, ImageIsGone } from "../../../bindings_web/src/errors.js";
 import { Session } from "../../../bindings_web/src/engine/session.js";
 import { drawsBySeed, drawsOf } from "../../../bindings_web/src/sampling/draws.js";
 import { Random } from "../../../bindings_web/src/sampling/mersenne_twister.js";
@@ -95,6 +95,32 @@ test("draws by a seed follow those of another sampler, from its first row on", a
     assert.deepEqual(told, [first, first, first, ...others]);
     assert.equal(draws?.left?.(), 2); // three were fed again
   }
+});
+
+test("a session ends its engine for what the device does wrong, not for an image that is gone", async () => {
+  /** @type {unknown[]} */
+  const failed = [];
+  let wrong = /** @type {Error} */ (new ImageIsGone("gone"));
+  const steps = /** @type {any} */ ({
+    capacity: 99,
+    start: (/** @type {number} */ position) => position,
+    run: async () => Float32Array.of(0, 1, 2, 3),
+    read: async () => { throw wrong; },
+  });
+  const alone = (/** @type {() => any} */ work) => work();
+  const fail = async (/** @type {unknown} */ error) => (failed.push(error), new Error("the device failed"));
+  const session = new Session(steps, { context: 99, vocabulary: 4, chunk: 2, remedy: "", fail, draws: () => null,
+    images: () => null, alone, after: alone }, 0);
+  await session.feed([1, 2]);
+  await assert.rejects(session.exportState(), { name: "RangeError", message: "gone" });
+  assert.deepEqual(failed, []);
+  wrong = new Error("mapAsync: the device is lost");
+  await assert.rejects(session.exportState(), { message: "the device failed" });
+  assert.deepEqual(failed, [wrong]);
+  steps.run = async () => { throw new ImageIsGone("gone"); };
+  await assert.rejects(session.feed([3]), { name: "RangeError", message: "gone" });
+  assert.equal(failed.length, 1);
+  assert.equal(session.position, 2);
 });
 
 test("top of a row in any order is what sorting gives", () => {
