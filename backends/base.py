@@ -425,7 +425,7 @@ class OpenOptions:
     openvino: OpenVINOOptions | None = None
     kv: str | None = None  # of its driver's `kv`
     adapts: bool = False  # its sessions shall take adapters
-    gives_hidden: bool = False  # and keep hidden states, where not the graph says so
+    hidden_graph: str = ""  # and keep the hidden states that this variant gives, where not the graph says so
 
     def require_graph(self) -> Graph:
         """The graph of a device that has variants, for which there always is one."""

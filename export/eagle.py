@@ -13,14 +13,13 @@ from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.draft_head import Head, HeadKind, add_head, renamed
-from embedllm.export.graphs import EAGLE_FOLDER
 from embedllm.export.open_source import Checkpoint
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.weights import Linear
-from embedllm.package.graph_variants import EAGLE, EAGLE_FLOAT16, EAGLE_HIDDEN, EAGLE_HIDDEN_FLOAT16
+from embedllm.package.graph_variants import EAGLE, EAGLE_FLOAT16, EAGLE_FOLDER, EAGLE_HIDDEN, EAGLE_HIDDEN_FLOAT16
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from embedllm.package.architecture.mlp import Mlp, Moe
 from embedllm.package.entries import LATENT, LATENT_AND_VALUES, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
+    EAGLE_FOLDER,
     EAGLE_HIDDEN,
     EAGLE_HIDDEN_FLOAT16,
     FLOAT32,
@@ -82,7 +83,6 @@ _HIDDEN = tuple(
 )
 _READ_BY_EAGLE = {variant.name for one in (EAGLE_HIDDEN, EAGLE_HIDDEN_FLOAT16) for variant in (one, FUSED[one.name])}
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, *_HIDDEN))
-EAGLE_FOLDER = "eagle"  # of an EAGLE-3 head, inside of the target model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

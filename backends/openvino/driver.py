@@ -25,12 +25,22 @@ from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system import hardware
 from embedllm.errors import DeviceError
 from embedllm.package.architecture.decoder import Decoder
-from embedllm.package.graph_variants import HEADS_ON_CPU, HIDDEN, OPENVINO, OPENVINO_LATENT, STATEFUL
+from embedllm.package.graph_variants import (
+    EAGLE_FOLDER,
+    EAGLE_HIDDEN,
+    HEADS_ON_CPU,
+    HIDDEN,
+    OPENVINO,
+    OPENVINO_LATENT,
+    STATEFUL,
+)
+from embedllm.package.package import open_package
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from embedllm.backends.base import Device, Engine, OpenOptions
+    from embedllm.backends.openvino.logits_slice import GivenHidden
     from embedllm.package.package import Package
 
 _CPU, _GPU, _NPU, _NPU_ON_CPU = "openvino", "openvino-gpu", "npu", "npu-on-cpu"
@@ -96,11 +106,12 @@ def _open(options: OpenOptions) -> Engine:
     from embedllm.backends.openvino.runtime import target_of
 
     graph, target, chosen = options.require_graph(), target_of(options.device.name), _with_kv(options)
+    hidden = _given_hidden(options)
     if target == "CPU" and not options.adapts and graph.variant != STATEFUL:
         config = properties(target, chosen or OpenVINOOptions(), options.runtime.threads, options.exact)
         try:
             return PagedEngine(options.package, graph, options.device, config, joins=not options.exact,
-                               gives_hidden=options.gives_hidden)  # fmt: skip
+                               hidden=hidden)  # fmt: skip
         except DeviceError as error:
             _log.info("replies on '%s' take turns, without paged attention: %s", options.device.name, error)
     return OvEngine(
@@ -112,8 +123,21 @@ def _open(options: OpenOptions) -> Engine:
         threads=options.runtime.threads,
         exact=options.exact,
         adapts=options.adapts,
-        gives_hidden=options.gives_hidden,
+        hidden=hidden,
     )
+
+
+def _given_hidden(options: OpenOptions) -> GivenHidden | None:
+    """What the model's head reads of it; None: it has none. Raises PackageError for an EAGLE-3 head that is damaged."""
+    from embedllm.backends.openvino.logits_slice import GivenHidden
+    from embedllm.backends.reference.engine import ReferenceEngine
+
+    if options.hidden_graph != EAGLE_HIDDEN.name:
+        return GivenHidden() if options.hidden_graph else None
+    head = open_package(options.package.folder / EAGLE_FOLDER)
+    eagle = head.decoder.eagle
+    assert eagle is not None  # as the caller has opened it
+    return GivenHidden(eagle.layers, ReferenceEngine(head).matrix(eagle.fc))
 
 
 def _open_draft_head(options: OpenOptions) -> Engine:
@@ -200,7 +224,7 @@ _ON_CPU = Capabilities(
     variants=_CPU_GRAPHS,
     exact=_CPU_GRAPHS,
     kv={"int8": _CPU_GRAPHS},
-    hidden={HIDDEN.name: _CPU_GRAPHS},
+    hidden=dict.fromkeys((HIDDEN.name, EAGLE_HIDDEN.name), _CPU_GRAPHS),
     heads=HEADS_ON_CPU,
     adapters=True,
     recurrent=True,

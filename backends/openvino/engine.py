@@ -13,7 +13,7 @@ from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Device, Interrup
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures, last_seen
 from embedllm.backends.mrope import ImagePlaces, open_places
-from embedllm.backends.openvino.logits_slice import cut_positions
+from embedllm.backends.openvino.logits_slice import GivenHidden, cut_positions
 from embedllm.backends.openvino.lora import add_adapters, set_adapter
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, has_bf16, ov, reason
 from embedllm.backends.openvino.vision import LAST_SEEN, OvVision, add_images, add_last_seen, image_inputs
@@ -57,13 +57,13 @@ def compile_folder(
     cut_logits: bool,
     adapts: bool = False,
     takes_images: bool = False,
-    gives_hidden: bool = False,
+    hidden: GivenHidden | None = None,
 ) -> ov.CompiledModel:
     """Reads the folder's model over its weights file and compiles it. Raises DeviceError.
 
     cut_logits: adds the input `logits_from`, the first position whose logits are wanted. Not in the file, because
     openvino-genai takes four inputs and no more. adapts: adds those of adapters; takes_images: those of images.
-    gives_hidden: as cut_positions() has it.
+    hidden: as cut_positions() has it.
     """
     path = package.folder / graph.file
     with as_device_error(f"cannot load '{path}' on {target}"):
@@ -75,7 +75,7 @@ def compile_folder(
             if package.decoder.images_are_bidirectional:
                 add_last_seen(model, in_windows=package.decoder.images_are_whole_in_windows_only)
         if cut_logits:
-            cut_positions(model, package.architecture, gives_hidden=gives_hidden)
+            cut_positions(model, package.architecture, hidden=hidden)
         return core().compile_model(model, target, properties)
 
 
@@ -95,11 +95,11 @@ class OvEngine:
         threads: int = 0,
         exact: bool = False,
         adapts: bool = False,
-        gives_hidden: bool = False,
+        hidden: GivenHidden | None = None,
     ) -> None:
         """target: the device in OpenVINO's words, such as "CPU", "GPU.1" or "HETERO:GPU,CPU".
 
-        adapts: its sessions take adapters. gives_hidden: they keep hidden states, for a draft head.
+        adapts: its sessions take adapters. hidden: states that they keep for a draft head.
         """
         self.device = device
         self.package = package
@@ -107,7 +107,7 @@ class OvEngine:
         self.context = package.context
         self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         self.adapts = adapts
-        self.gives_hidden = gives_hidden
+        self.gives_hidden = hidden is not None
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
         chosen = properties(target, options or OpenVINOOptions(), threads, exact)
         self.images: ImageFeatures | None = None
@@ -117,7 +117,7 @@ class OvEngine:
             )
         self._compiled: ov.CompiledModel | None = compile_folder(
             package, graph, target, chosen, cut_logits=True, adapts=adapts, takes_images=self.images is not None,
-            gives_hidden=gives_hidden,
+            hidden=hidden,
         )  # fmt: skip
         self._takes = {name for given in self._compiled.inputs for name in given.names}
         if package.external is not None and difference(self, package.external_graph) > _MOST_DIFFERENCE:

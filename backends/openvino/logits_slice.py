@@ -5,7 +5,9 @@ Not in the file, because openvino-genai takes four inputs and no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from embedllm.package.graph_variants import (
     OPENVINO_SUM,
 )
 
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
 _POINTWISE = ("Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh")  # what may follow the last product
 _AXES = 3
 _TO_END = int(np.iinfo(np.int64).max)
@@ -29,30 +34,38 @@ Sliced = tuple[ov.op.Parameter, Callable[[ov.Output], ov.Node]]  # an input, and
 op = ov.opset13
 
 
-def cut_positions(model: ov.Model, decoder: Decoder | ExternalGraph, *, gives_hidden: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class GivenHidden:
+    """What a draft head reads: what the head's matrix reads, or the streams in front of some layers times a matrix."""
+
+    layers: tuple[int, ...] = ()
+    fc: F32 | None = None  # [hidden, layers * hidden]
+
+
+def cut_positions(model: ov.Model, decoder: Decoder | ExternalGraph, *, hidden: GivenHidden | None = None) -> None:
     """Adds the input `logits_from`: only the logits of the positions from there on are computed.
 
-    gives_hidden: adds `hidden_from`, the first position whose hidden state is wanted, and the output of these;
-    logits_from counts from there on. Raises RuntimeError for a model whose layers have other names.
+    hidden: adds `hidden_from`, the first position whose hidden state is wanted, and the output of these; logits_from
+    counts from there on. Raises RuntimeError for a model whose layers have other names.
     """
     start, taken = _positions("logits_from")
     if isinstance(decoder, ExternalGraph):
         _cut_before_head(model, start, taken)
-    elif gives_hidden:
-        _cut(model, decoder, *_positions(HIDDEN_FROM))
-        _give_hidden(model, decoder, start, taken)
+    elif hidden is not None:
+        _cut_and_give(model, decoder, hidden, _positions(HIDDEN_FROM), (start, taken))
     else:
         _cut(model, decoder, start, taken)
 
 
-def cut_rows(model: ov.Model, decoder: Decoder, *, gives_hidden: bool = False) -> None:
+def cut_rows(model: ov.Model, decoder: Decoder, *, hidden: GivenHidden | None = None) -> None:
     """Adds the input `rows` to a model with paged attention: only the logits of those tokens are computed.
 
-    gives_hidden: `rows` are the tokens whose hidden states are wanted, and `logits_rows` which of those have logits.
+    hidden: `rows` are the tokens whose hidden states are wanted, and `logits_rows` which of those have logits.
     """
-    _cut(model, decoder, *_rows("rows"))
-    if gives_hidden:
-        _give_hidden(model, decoder, *_rows("logits_rows"))
+    if hidden is None:
+        _cut(model, decoder, *_rows("rows"))
+    else:
+        _cut_and_give(model, decoder, hidden, _rows("rows"), _rows("logits_rows"))
 
 
 def _positions(name: str) -> Sliced:
@@ -92,23 +105,39 @@ def _cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Call
     model.validate_nodes_and_infer_types()
 
 
-def _give_hidden(
-    model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]
-) -> None:
-    """Adds what the head reads as an output, and an input: only what `taken` takes of it becomes logits.
+def _cut_and_give(model: ov.Model, decoder: Decoder, hidden: GivenHidden, wanted: Sliced, logits: Sliced) -> None:
+    """_cut() to the positions whose hidden states are wanted, which are an output; of those `logits` become logits.
 
-    wanted: the input that `taken` reads. Raises RuntimeError for a model whose last norm has another name.
+    Raises RuntimeError for a model whose layers, or last norm, have other names.
     """
+    streams = _streams(model, decoder, hidden.layers)
+    _cut(model, decoder, *wanted)
     named = {node.get_friendly_name(): node for node in model.get_ops()}
-    states = _layer(named, decoder.norm.name).output(0)
-    readers = states.get_target_inputs()
-    kept = taken(states).output(0)
+    states = normed = _layer(named, decoder.norm.name).output(0)
+    readers = normed.get_target_inputs()
+    kept = logits[1](normed).output(0)
     for reader in readers:
         reader.replace_source_output(kept)
+    if hidden.fc is not None:
+        parts = op.concat([wanted[1](stream) for stream in streams], -1)
+        matrix = op.convert(op.constant(hidden.fc.astype(np.float16)), normed.get_element_type())
+        states = op.matmul(parts, matrix, False, True).output(0)
     states.get_tensor().set_names({LAST_HIDDEN_STATE})
-    model.add_parameters([wanted])
+    model.add_parameters([logits[0]])
     model.add_results([op.result(states)])
     model.validate_nodes_and_infer_types()
+
+
+def _streams(model: ov.Model, decoder: Decoder, layers: Sequence[int]) -> list[ov.Output]:
+    """The streams in front of these layers."""
+    named = {node.get_friendly_name(): node for node in model.get_ops()}
+    total = OPENVINO_OUTPUT if decoder.layers[0].mlp is None else OPENVINO_SUM
+    return [
+        _layer(named, OPENVINO_OUTPUT.format(layer - 1)).output(0)
+        if layer
+        else _layer(named, total.format(0)).input_value(0)
+        for layer in layers
+    ]
 
 
 def _cut_before_head(model: ov.Model, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:

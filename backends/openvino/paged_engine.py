@@ -17,7 +17,7 @@ from embedllm.backends.checks import check_change, check_rewind, check_room, che
 from embedllm.backends.images import ImageFeatures
 from embedllm.backends.mrope import open_places
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
-from embedllm.backends.openvino.logits_slice import cut_rows
+from embedllm.backends.openvino.logits_slice import GivenHidden, cut_rows
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
 from embedllm.backends.openvino.vision import (
     IMAGE_INPUTS,
@@ -74,11 +74,11 @@ class PagedEngine:
         properties: Mapping[str, object],
         *,
         joins: bool = True,
-        gives_hidden: bool = False,
+        hidden: GivenHidden | None = None,
     ) -> None:
         """properties: in OpenVINO's words. joins: several make their steps in one run, which rounds otherwise.
 
-        gives_hidden: its sessions keep hidden states, for a draft head.
+        hidden: states that its sessions keep for a draft head.
         Raises DeviceError.
         """
         if any(attention.softcap for attention in package.decoder.attentions):
@@ -95,7 +95,7 @@ class PagedEngine:
                 "attend to one another."
             )
         self.max_batch = MAX_BATCH if joins else 1
-        self.gives_hidden = gives_hidden
+        self.gives_hidden = hidden is not None
         self.device = device
         self.package = package
         self.kv = kv_shapes(package.decoder, graph.kv)
@@ -115,7 +115,7 @@ class PagedEngine:
                 add_token_types(model, in_windows=package.decoder.images_are_whole_in_windows_only)
             if self.images is not None:
                 add_images(model, package.decoder)
-            cut_rows(model, package.decoder, gives_hidden=gives_hidden)
+            cut_rows(model, package.decoder, hidden=hidden)
             compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
             self._compiled: ov.CompiledModel | None = compiled
             self._request: ov.InferRequest | None = compiled.create_infer_request()

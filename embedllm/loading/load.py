@@ -82,7 +82,7 @@ def load(
     openvino: choices for OpenVINO's devices, the NPU among them.
     draft: a draft model for speculative decoding (speculate= of Model.generate()), much smaller and with the same
     vocabulary: a folder, opened on the same device, or a Model, which stays yours to close. Or a head of the
-    model itself, FOLDER/mtp on `cpu`, `openvino` and `cuda`, FOLDER/eagle on `cpu` and `cuda`
+    model itself, FOLDER/mtp or FOLDER/eagle, on `cpu`, `openvino` and `cuda`
     (docs/guide-python.md#multi-token-prediction-heads).
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     parse_special: special tokens' texts in messages, tool results, tools and documents are read as these tokens. By

@@ -15,7 +15,7 @@ from embedllm.backends.devices.registry import open_engine
 from embedllm.backends.openvino.engine import OvEngine
 from embedllm.backends.openvino.paged_engine import PagedEngine
 from embedllm.cancel import Cancel
-from embedllm.errors import DeviceUnavailable
+from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.export.eagle import add_eagle
 from embedllm.export.mtp import add_mtp
@@ -125,11 +125,44 @@ def test_kv_from_elsewhere_has_no_hidden_states(package: Path) -> None:
     assert not len(hidden(second))
 
 
-def test_eagle_heads_and_pairs_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", [PagedEngine, OvEngine])
+@pytest.mark.parametrize("layers", [(2, 2, 1), (0, 1, 3)])
+def test_an_eagle_head_reads_the_layers_that_it_reads_on_the_cpu(
+    tmp_path: Path, layers: tuple[int, ...], engine: type[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = convert(tiny_checkpoint(tmp_path / "checkpoint", num_hidden_layers=4), tmp_path / "package",
+                     Recipe(bits=32))  # fmt: skip
+    eagle = add_eagle(folder, tiny_eagle(tmp_path / "head", eagle_aux_hidden_state_layer_ids=list(layers)), bits=32)
+    if engine is OvEngine:
+        monkeypatch.setattr(PagedEngine, "__init__", _refuse)
+    make_drafts_free(monkeypatch)
+    with (
+        embedllm.load(folder, device="cpu", exact=True, draft=eagle) as cpu,
+        embedllm.load(folder, device="openvino", exact=True, draft=eagle) as llm,
+    ):
+        assert isinstance(llm.runner.engine, engine)
+        both = [model.runner.engine.open() for model in (cpu, llm)]
+        for session in both:
+            session.feed(PROMPT)
+            assert isinstance(session, FeedsAll)
+            session.feed_all(TOKENS)
+            session.feed([9])
+        expected, found = map(hidden, both)
+        assert found.shape == expected.shape == (74, 64)
+        assert abs(found - expected).max() < 1e-3 * expected.std()  # the matrix is float16 there
+        plain = llm.generate(TOKENS, GREEDY, max_tokens=30, speculate="off")
+        drafted = llm.generate(TOKENS, GREEDY, max_tokens=30, speculate="draft")
+        assert drafted.tokens == plain.tokens
+        assert drafted.statistics.drafted_tokens
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise DeviceError("replies take turns")
+
+
+def test_heads_of_pairs_are_refused(tmp_path: Path) -> None:
     checkpoint = add_head(tiny_checkpoint(tmp_path / "checkpoint", num_hidden_layers=4), layer=0)
     folder = convert(checkpoint, tmp_path / "package", Recipe(bits=8))
-    eagle, mtp = add_eagle(folder, tiny_eagle(tmp_path / "head")), add_mtp(folder, checkpoint)
-    with pytest.raises(DeviceUnavailable, match=r"runs no heads that draft \(EAGLE-3\)"):
-        embedllm.load(folder, device="openvino", draft=eagle)
+    mtp = add_mtp(folder, checkpoint)
     with pytest.raises(DeviceUnavailable, match=r"runs no heads that draft \(MTP\)"):
         embedllm.load(folder, device="openvino+cpu", draft=mtp)
