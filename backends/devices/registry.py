@@ -336,7 +336,8 @@ def _unsupported(
     without_adapters = adapts and not all(capabilities(half).adapters for half in halves)
     if hidden_graph and (len(halves) > 1 or hidden_graph not in capabilities(device).hidden):
         kind = "EAGLE-3" if hidden_graph == EAGLE_HIDDEN.name else "MTP"
-        return Unsupported(f"it runs no heads that draft ({kind}) with this library", "use the device 'cpu', 'openvino' or 'cuda'")
+        reason = f"it runs no heads that draft ({kind}) with this library"
+        return Unsupported(reason, "use the device 'cpu', 'openvino' or 'cuda'")
     if len(halves) > 1:
         if found := _pair_unsupported(package, kv=kv, without_adapters=without_adapters):
             return found

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from embedllm.package.package import Package
     from embedllm.types import F32, Logits
 
-_LONGEST = 1024  # tokens of a head's KV; then it begins anew with the latest ones
+_LONGEST = 1024  # tokens of a head's KV; then it begins again, with the latest ones
 _MOST_GUESSES = 31  # in a row
 _CAPTURED = 6  # tokens of a run; longer ones are rare but at the beginning
 _NUMBERS = 2  # of a guess: token and probability

@@ -61,7 +61,8 @@ def test_every_provider_is_listed_with_what_it_lacks() -> None:
 
 
 def test_the_cpu_and_the_reference_need_no_probe() -> None:
-    assert (listed("cpu").note, listed("cpu").is_probed) == ("qmoe-float32 or generic-float32", False)
+    found = "qmoe-float32 or multimodal-float32 or generic-float32"
+    assert (listed("cpu").note, listed("cpu").is_probed) == (found, False)
     assert (listed("reference").note, listed("reference").is_probed) == ("the weights", False)
 
 
@@ -101,7 +102,7 @@ def test_a_device_that_computes_wrongly_is_not_available(doubtful: str, monkeypa
 
 def test_the_table_and_the_json_say_the_same(doubtful: str) -> None:
     entries = {entry["name"]: entry for entry in json.loads(embed("devices", "--json", "--probe"))}
-    assert entries["cpu"]["runs"] == ["qmoe-float32", "generic-float32"]
+    assert entries["cpu"]["runs"] == ["qmoe-float32", "multimodal-float32", "generic-float32"]
     assert entries["cpu"]["probe"] is None
     assert entries[doubtful]["probe"]["ok"] is True
     table = embed("devices")

@@ -228,7 +228,7 @@ def main() -> None:
     options = arguments()
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length, which is each step of a reply
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans again for each length, which is each step of a reply
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32)
     if options.package is not None:

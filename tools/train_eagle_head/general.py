@@ -157,7 +157,7 @@ _FORMS = {kind: forms.split("|") for kind, forms in _TEMPLATES.items()}
 
 
 def general_prompts(excerpts: Sequence[str], count: int, chosen: random.Random) -> Iterator[tuple[str, str]]:
-    """Kind and text of so many prompts, all kinds alike. excerpts: of texts that some of them are about."""
+    """Kind and text of `count` prompts, all kinds alike. excerpts: of texts that some of them are about."""
     for number in range(count):
         kind = list(_FORMS)[number % len(_FORMS)]
         yield kind, _filled(chosen.choice(_FORMS[kind]), excerpts, chosen)

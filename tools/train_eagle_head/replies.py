@@ -87,7 +87,7 @@ def all_replies(
 
 
 def prompt_groups(prompts: Sequence[Prompt], cached_tokens: int, most: int) -> list[list[Prompt]]:
-    """Batches of prompts, the shortest first, that together with replies of `most` tokens have so many tokens."""
+    """Batches of prompts, the shortest first, that have at most that number of tokens, with replies of `most`."""
     return _groups(prompts, [len(prompt.tokens) + most for prompt in prompts], cached_tokens)
 
 
@@ -105,7 +105,7 @@ def batches(replies: Sequence[Reply], tokens: int, *, seed: int) -> Iterator[tup
 
 
 def _groups(items: Sequence[T], lengths: Sequence[int], tokens: int) -> list[list[T]]:
-    """Runs of items that have about so many tokens, each filled up to the longest, which is the last."""
+    """Runs of items that have about that number of tokens, each filled up to the longest, which is the last."""
     groups: list[list[T]] = [[]]
     for item, length in zip(items, lengths, strict=True):
         if groups[-1] and (len(groups[-1]) + 1) * length > tokens:

@@ -21,6 +21,7 @@ from embedllm.backends.gpu.cuda import CudaEngine, CudaHeadEngine
 from embedllm.backends.gpu.draft_head import DeviceHeadEngine, GuessedRow
 from embedllm.backends.gpu.hidden_rows import KEPT, DeviceHiddenRows
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine
+from embedllm.backends.ort import draft_head as ort_draft_head
 from embedllm.backends.ort.driver import open_draft_head as open_on_cpu
 from embedllm.backends.sessions.draft_head import DraftHeadEngine, DraftHeadSession
 from embedllm.export import Recipe, convert
@@ -193,8 +194,9 @@ def heads(on_host: None, monkeypatch: pytest.MonkeyPatch) -> list[DeviceHeadEngi
         opened.append(HostHeadEngine(package, graph, device))
         return DraftHeadEngine(opened[-1])
 
+    # imported above: it would take the engine's name for good while that is another's
+    monkeypatch.setattr(ort_draft_head, "open_on_host", open_head)
     monkeypatch.setattr("embedllm.backends.ort.engine.OrtEngine", open_target)
-    monkeypatch.setattr("embedllm.backends.ort.draft_head.open_on_host", open_head)
     make_drafts_free(monkeypatch)
     return opened
 
