@@ -21,11 +21,12 @@ from embedllm.backends.gpu.cuda_driver import gpus, stream
 from embedllm.backends.gpu.cuda_memory import CudaMemory, memory_of
 from embedllm.backends.gpu.draft_head import DeviceHeadEngine
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+from embedllm.backends.gpu.on_device import OnDevice
 from embedllm.backends.ort.plugins import quiet
 from embedllm.backends.ort.runtime import first_line, ort
 from embedllm.backends.system.host_tuning import ENVIRONMENT, is_on
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import FUSED, QMOE_FLOAT16
+from embedllm.package.graph_variants import WITH_QMOE
 from embedllm.package.onnx_reader import read_outline
 from embedllm.package.package import Package
 
@@ -60,7 +61,6 @@ _CHECK = "check the driver with nvidia-smi; the CUDA libraries come with onnxrun
 _INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda,cudnn], which takes its place"
 
 
-_WITH_QMOE = {QMOE_FLOAT16.name, *(variant.name for variant in FUSED.values())}
 _FIRST_QMOE = 8  # compute capability that its kernels for integers need
 _PREFIX_SHARE = 1 / 16  # of the memory that is free behind the weights, for KV that calls have in common
 
@@ -70,12 +70,15 @@ def index_of(name: str) -> int:
     return int(name.partition(":")[2] or 0)
 
 
-class _OnCuda:
+class _OnCuda(OnDevice):
     """What engines on an NVIDIA GPU have in common."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         self.index = index_of(device.name)
         self.where = ("cuda", self.index)
+        # where an expert gathers its tokens, their number is known as it runs only: a captured run has one for ever
+        capture = capture and not (package.decoder.is_mixture and gathers_tokens(package, graph))
+        super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
 
     def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
         return start(model, options, self.index, captures=captures)
@@ -90,33 +93,25 @@ class CudaEngine(_OnCuda, ResidentEngine):
     reduces = True
 
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
-        _OnCuda.__init__(self, device)
-        # where an expert gathers its tokens, their number is known as it runs only: a captured step has one for ever
-        capture = capture and not (package.decoder.is_mixture and gathers_tokens(package, graph))
-        ResidentEngine.__init__(self, package, graph, device, capture=capture, lock=_LOCKS[self.index])
+        super().__init__(package, graph, device, capture=capture)
         self.prefix_bytes = int(self.memory.free_bytes() * _PREFIX_SHARE)
 
 
 class CudaHeadEngine(_OnCuda, DeviceHeadEngine):
     """A draft head on one NVIDIA GPU."""
 
-    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
-        _OnCuda.__init__(self, device)
-        capture = capture and not (package.decoder.is_mixture and gathers_tokens(package, graph))
-        DeviceHeadEngine.__init__(self, package, graph, device, capture=capture, lock=_LOCKS[self.index])
-
 
 def unsupported_graph(graph: Graph, index: int) -> str:
     """Why another graph of a folder has to be used on a GPU; empty for one that runs there."""
     capability = gpus()[index].capability
-    if graph.variant not in _WITH_QMOE or int(capability.partition(".")[0]) >= _FIRST_QMOE:
+    if graph.variant not in WITH_QMOE or int(capability.partition(".")[0]) >= _FIRST_QMOE:
         return ""
     return f"QMoE is for GPUs of compute capability {_FIRST_QMOE}.0 and later; this one has {capability}"
 
 
 def gathers_tokens(package: Package, graph: Graph) -> bool:
     """Whether some expert of a mixture is computed by standard operators."""
-    if graph.variant not in _WITH_QMOE:
+    if graph.variant not in WITH_QMOE:
         return True
     return any(node.operator == "NonZero" for node in read_outline(package.folder / graph.file).nodes)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.kv_slots import padded_width
+from embedllm.backends.gpu.on_device import not_waiting
 from embedllm.backends.ort.runtime import ort
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -73,8 +74,7 @@ class _Head:
         self._out = DeviceBlock(engine.memory, rows * size * 4)
         self.tokens = DeviceBlock(engine.memory, rows * 8) if name == BEST else None  # int64, on the device
         graph_id = next(engine.graph_ids)
-        self._options, self._options_async = engine.replaying(graph_id), engine.replaying(graph_id)
-        self._options_async.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._options, self._options_async = engine.replaying(graph_id), not_waiting(engine.replaying(graph_id))
         self._has_run = False
         binding = self._binding = self._session.io_binding()
         binding.bind_input("logits", *engine.where, engine.dtype, (rows, 1, vocabulary), logits)

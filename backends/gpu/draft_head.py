@@ -7,9 +7,7 @@ the end. All inputs stay where they are, so that a run can be captured.
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,25 +15,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
+from embedllm.backends.base import Device, Interrupted
 from embedllm.backends.checks import check_rewind
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.hidden_rows import HiddenSpan
+from embedllm.backends.gpu.on_device import OnDevice, not_waiting
 from embedllm.backends.ort.runtime import (
-    HEAVY,
-    WEIGHTS_FOLDER,
-    check_assignments,
     device_errors,
-    load_errors,
     ort,
-    recording_options,
 )
 from embedllm.backends.sessions.hidden_rows import OF_PROMPT
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
 from embedllm.package.graph_variants import GUESS, GUESSED_TOKEN, HIDDEN_STATES, LAST_HIDDEN_STATE, NEXT_LENGTH
 
 if TYPE_CHECKING:
-    from embedllm.backends.gpu.device_memory import DeviceMemory
     from embedllm.package.entries import Graph
     from embedllm.package.package import Package
     from embedllm.types import F32, Logits
@@ -47,10 +40,8 @@ _NUMBERS = 2  # of a guess: token and probability
 _ID = 8  # bytes of a token id, and of a number in the mask
 
 
-class DeviceHeadEngine:
-    """A head's graph on one device. What differs between providers is in the methods of its subclasses."""
-
-    where: tuple[str, int] = ("cpu", 0)  # the device in ONNX Runtime's words: its type and index
+class DeviceHeadEngine(OnDevice):
+    """A head's graph on one device."""
 
     def __init__(
         self,
@@ -61,39 +52,17 @@ class DeviceHeadEngine:
         capture: bool = True,
         lock: threading.RLock | None = None,
     ) -> None:
-        """package: of the head, in the folder of its target model. capture, lock: as ResidentEngine has them.
+        """package: of the head, in the folder of its target model. capture, lock: as OnDevice has them.
 
         Raises DeviceUnavailable when part of the work would run on the CPU.
         """
-        self.device, self.package = device, package
-        self.context, self.remedy = package.context, LARGER_EXPORT
+        super().__init__(package, graph, device, capture=capture, lock=lock)
         self.longest = min(_LONGEST, self.context)
-        self.captures = capture
-        self.dtype = np.float16 if graph.activations == "float16" else np.float32
-        self.lock = lock or threading.RLock()
-        self.graph_ids = itertools.count(1)
-        path, options = package.folder / graph.file, recording_options()
-        options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(package.folder.parent))
-        with load_errors(path), self.lock:
-            self._session: ort.InferenceSession | None = self.start(path.read_bytes(), options, captures=capture)
-        check_assignments(self._session, HEAVY, device, "please report it")
+        path = package.folder / graph.file
+        self._session = self.start_over_weights(path, path.read_bytes(), package.folder.parent)
         self.memory = self.open_memory()
         self._free: list[_Place] = []
         self.give_back(self.take())  # captured before anybody waits
-
-    def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
-        """As ResidentEngine.start."""
-        raise NotImplementedError
-
-    def open_memory(self) -> DeviceMemory:
-        """That of this device."""
-        raise NotImplementedError
-
-    @property
-    def session(self) -> ort.InferenceSession:
-        if self._session is None:
-            raise ValueError("this model was closed")
-        return self._session
 
     def open_head(self) -> DeviceHead:
         return DeviceHead(self)
@@ -205,12 +174,9 @@ class _Place:
         binding.bind_output(GUESSED_TOKEN, *where, np.int64, (1, 1), self._next_token.address)
         binding.bind_output(NEXT_LENGTH, *where, np.int64, (1,), self._mask.address)
         binding.bind_output(LAST_HIDDEN_STATE, *where, dtype, (1, 1, size), self._next_hidden.address)
-        graph_id = next(engine.graph_ids) if engine.captures and is_captured else -1
-        options, not_waiting = ort.RunOptions(), ort.RunOptions()
-        for each in (options, not_waiting):
-            each.add_run_config_entry("gpu_graph_id", str(graph_id))
-        not_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        return _Run(binding, options, not_waiting)
+        graph_id = next(engine.graph_ids) if is_captured else None
+        options, asynchronous = engine.replaying(graph_id), not_waiting(engine.replaying(graph_id))
+        return _Run(binding, options, asynchronous)
 
 
 class DeviceHead:

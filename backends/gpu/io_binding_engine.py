@@ -7,7 +7,6 @@ wanted is forgotten, as a rewind forgets: it has written behind the end of each 
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, BatchRow, Device
+from embedllm.backends.base import BatchRow, Device
 from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.images import ImageDecoder, bind_images, open_images
@@ -25,12 +24,10 @@ from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.gpu.kv_slots import WIDTHS, runs
 from embedllm.backends.gpu.kv_steps import SHORTEST, Step
+from embedllm.backends.gpu.on_device import OnDevice
 from embedllm.backends.gpu.several_tokens import SeveralTokens
 from embedllm.backends.gpu.state_pool import SIDES, state_bytes
 from embedllm.backends.ort.runtime import (
-    HEAVY,
-    WEIGHTS_FOLDER,
-    check_assignments,
     device_errors,
     load_errors,
     ort,
@@ -38,20 +35,19 @@ from embedllm.backends.ort.runtime import (
 )
 from embedllm.backends.sessions.hidden_rows import OF_PROMPT
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import FUSED, HIDDEN_VARIANTS
+from embedllm.package.graph_variants import HIDDEN_VARIANTS
 from embedllm.package.onnx_reader import with_any_size
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Session
-    from embedllm.backends.gpu.device_memory import DeviceMemory
     from embedllm.types import Logits
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _BUDGET = 1024  # tokens of prompts beside steps (docs/cuda.md)
 _SHARE = 0.5  # of the memory that is free once the weights are there, for the KV of a full batch
 _TOKEN_BYTES = 8
-_GIVE_HIDDEN = {variant.name for one in HIDDEN_VARIANTS for variant in (one, FUSED[one.name])}
+_GIVE_HIDDEN = {variant.name for variant in HIDDEN_VARIANTS}
 _CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
 _WARM_PROMPTS = (8, 32, 64, 96, 192, 384, 768)  # tokens, for which CUDA has different kernels to load
 
@@ -68,14 +64,13 @@ class _Ahead:
         return version == session.version and self.run.best_token(row) == token
 
 
-class ResidentEngine:
+class ResidentEngine(OnDevice):
     """A folder's graph on one device. What differs between providers is in the methods of its subclasses."""
 
     chunk = CHUNK
     mixes_lengths = False  # GroupQueryAttention takes one row when there are several tokens behind others
     prompt_budget = _BUDGET
     reduces = False  # whether logits are reduced on the device
-    where: tuple[str, int] = ("cpu", 0)  # the device in ONNX Runtime's words: its type and index
 
     def __init__(
         self,
@@ -86,23 +81,14 @@ class ResidentEngine:
         capture: bool = True,
         lock: threading.RLock | None = None,
     ) -> None:
-        """capture: replay decoding steps as they were captured; without it they are launched kernel by kernel.
-
-        lock: of all that runs on the device, encoders too, whose work must not be in what another captures.
-        Raises DeviceUnavailable when part of the work would run on the CPU.
-        """
-        self.device = device
-        self.package = package
-        self.context = package.context
-        self.remedy = LARGER_EXPORT
-        self.captures = capture
-        self.dtype = np.float16 if graph.activations == "float16" else np.float32
+        """As OnDevice. Raises DeviceUnavailable when part of the work would run on the CPU."""
+        super().__init__(package, graph, device, capture=capture, lock=lock)
         self.gives_hidden = graph.variant in _GIVE_HIDDEN
-        self.graph_ids = itertools.count(1)
-        self.lock = lock or threading.RLock()
         self._pools: dict[int, KvPool] = {}
         self._ahead: _Ahead | None = None
-        self._session: ort.InferenceSession | None = self._load_model(package.folder / graph.file)
+        path = package.folder / graph.file
+        # the model's graph declares the logits of one token and gives those of several
+        self._session = self.start_over_weights(path, with_any_size(path.read_bytes(), "logits", 1), package.folder)
         self.images, self.images_unsupported = open_images(
             package, graph, device, self._session, self._start_beside, self.lock
         )
@@ -113,7 +99,6 @@ class ResidentEngine:
         kind = np.dtype(self.dtype).name
         self.head_sizes = sizes(vocabulary) if has_heads else {}
         self.heads = {name: self._load_head(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
-        check_assignments(self._session, HEAVY, device, "please report it")
         with self.lock, device_errors(device):
             self.max_batch = self._fitting()
             self.tokens = DeviceBlock(memory, 8 * self.context)  # of a prompt
@@ -125,13 +110,6 @@ class ResidentEngine:
             self.hidden = DeviceBlock(memory, size) if self.gives_hidden else None  # of the latest prompt
         self.several = SeveralTokens(self)
 
-    def _load_model(self, path: Path) -> ort.InferenceSession:
-        """The model's graph, which declares the logits of one token and gives those of several."""
-        options = recording_options()
-        options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
-        with load_errors(path), self.lock:
-            return self.start(with_any_size(path.read_bytes(), "logits", 1), options, captures=self.captures)
-
     def _load_head(self, path: Path) -> ort.InferenceSession:
         with load_errors(path):
             return self._started(os.fspath(path), captures=self.captures)
@@ -142,23 +120,6 @@ class ResidentEngine:
     def _started(self, path: str, *, captures: bool) -> ort.InferenceSession:
         with self.lock:
             return self.start(path, recording_options(), captures=captures)
-
-    def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
-        """A session on this device, without falling back to another. captures: its runs may be captured.
-
-        model: a path, or a graph whose weights the options say the folder of.
-        """
-        raise NotImplementedError
-
-    def open_memory(self) -> DeviceMemory:
-        """That of this device."""
-        raise NotImplementedError
-
-    @property
-    def session(self) -> ort.InferenceSession:
-        if self._session is None:
-            raise ValueError("this model was closed")
-        return self._session
 
     def open(self, capacity: int = 0) -> ResidentSession:
         with self.lock, device_errors(self.device):
@@ -179,12 +140,6 @@ class ResidentEngine:
             self._session = self._ahead = None
             del self.prompts, self._steps, self.several, self.tokens, self.mask, self.hidden
             self.memory.trim()
-
-    def replaying(self, graph_id: int | None) -> ort.RunOptions:
-        """Options to run what is captured under that number, or is captured so now; None: nothing is."""
-        options = ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(graph_id if self.captures and graph_id is not None else -1))
-        return options
 
     def pool(self, capacity: int) -> KvPool:
         """The smallest whose sequences hold that many tokens."""

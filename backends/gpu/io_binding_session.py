@@ -15,6 +15,7 @@ from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, Device
 from embedllm.backends.gpu.hidden_rows import DeviceHiddenRows
 from embedllm.backends.gpu.images import ImageDecoder, bind_images, is_image, pieces_of
 from embedllm.backends.gpu.kv_pool import KvPool
+from embedllm.backends.gpu.on_device import not_waiting
 from embedllm.backends.mrope import open_places
 from embedllm.backends.ort.runtime import device_errors, feed_errors, ort
 from embedllm.backends.sessions.hidden_rows import OF_PROMPT
@@ -99,8 +100,7 @@ class ResidentSession:
         self._engine = engine
         self._decoder = engine.package.decoder
         self._stopping = False
-        self._without_waiting = engine.replaying(None)  # kernel by kernel
-        self._without_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._without_waiting = not_waiting(engine.replaying(None))  # kernel by kernel
         self._options = self._without_waiting  # of the run that is under way, or was the last
         row_bytes = self._decoder.hidden * np.dtype(engine.dtype).itemsize
         self.hidden = DeviceHiddenRows(engine.memory, engine.lock, row_bytes) if engine.gives_hidden else None

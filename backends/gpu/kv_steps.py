@@ -15,6 +15,7 @@ import numpy as np
 
 from embedllm.backends.gpu.device_logits import LogitsEngine
 from embedllm.backends.gpu.device_memory import DeviceBlock
+from embedllm.backends.gpu.on_device import not_waiting
 from embedllm.backends.ort.runtime import ort
 from embedllm.package.graph_variants import HIDDEN_FROM, LAST_HIDDEN_STATE
 
@@ -126,9 +127,8 @@ class Steps:
         given, binding = DeviceBlock(engine.memory, size), self._bind(slot, rows, side)
         engine.memory.zero(given.address, size)
         graph_id = next(engine.graph_ids)
-        options, not_waiting = engine.replaying(graph_id), engine.replaying(graph_id)
-        not_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        step = Step(shape, given, binding, options, not_waiting, graph_id)
+        options, asynchronous = engine.replaying(graph_id), not_waiting(engine.replaying(graph_id))
+        step = Step(shape, given, binding, options, asynchronous, graph_id)
         binding.bind_input("attention_mask", *engine.where, np.int64, (rows, length), given.address)
         binding.bind_input("input_ids", *engine.where, np.int64, (rows, tokens), step.tokens)
         first = self._last if tokens == 1 else self._all

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from embedllm.backends.base import Device, ImageInput
-from embedllm.backends.gpu import cuda, images, io_binding_engine
+from embedllm.backends.gpu import cuda, images, on_device
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+from embedllm.backends.gpu.on_device import OnDevice
 from embedllm.backends.ort.runtime import ort
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import graphs
@@ -27,16 +28,18 @@ HOST = Device(name="host", backend="test", description="", available=True)
 TOLERANCES = {np.float32: 1e-4, np.float16: 0.05}
 
 
-class HostEngine(ResidentEngine):
+class OnHost(OnDevice):
     """The device is the machine's own memory."""
-
-    reduces = True
 
     def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
     def open_memory(self) -> HostMemory:
         return HostMemory()
+
+
+class HostEngine(OnHost, ResidentEngine):
+    reduces = True
 
 
 @contextmanager
@@ -66,7 +69,7 @@ def open_resident(package: Package, device: str) -> ResidentEngine:
 
 def make_host_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the CPU computes is not refused."""
-    for module in (io_binding_engine, images):
+    for module in (on_device, images):
         monkeypatch.setattr(module, "check_assignments", lambda *_: None)
 
 

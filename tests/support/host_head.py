@@ -8,27 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from embedllm.backends.base import Device
 from embedllm.backends.gpu.draft_head import DeviceHeadEngine
-from embedllm.backends.ort.runtime import ort
 from embedllm.export import graphs
-from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import EAGLE, MTP
-from embedllm.package.package import Package
-from tests.support.host_memory import HostMemory
+from tests.support.host_engine import OnHost
 
 
-class HostHeadEngine(DeviceHeadEngine):
+class HostHeadEngine(OnHost, DeviceHeadEngine):
     """The device is the machine's own memory."""
-
-    def __init__(self, package: Package, graph: Graph, device: Device) -> None:
-        super().__init__(package, graph, device)
-
-    def start(self, model: str | bytes, options: ort.SessionOptions, *, captures: bool) -> ort.InferenceSession:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-
-    def open_memory(self) -> HostMemory:
-        return HostMemory()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedllm.backends.base import BatchRow, Device, Interrupted, MovesStored, RunsBatches, WarmsUp, max_batch
-from embedllm.backends.gpu import io_binding_engine, kv_pool, kv_steps
+from embedllm.backends.gpu import io_binding_engine, kv_pool, kv_steps, on_device
 from embedllm.backends.gpu.device_logits import HEADS, LISTED, LogitsBoard, RunLogits, sizes
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceMemory
 from embedllm.backends.gpu.io_binding_session import ResidentSession
@@ -43,7 +43,7 @@ def package(tiny_package: Callable[..., Path]) -> Package:
 
 @pytest.fixture
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
-    monkeypatch.setattr(io_binding_engine, "check_assignments", lambda *_: None)  # the CPU is the device here
+    monkeypatch.setattr(on_device, "check_assignments", lambda *_: None)  # the CPU is the device here
     for module in (io_binding_engine, kv_steps):
         monkeypatch.setattr(module, "SHORTEST", 16)
     opened = open_host(package, "generic-float32")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embedllm.backends.base import BatchRow, Interrupted, MovesState, ReadsPrompts, RunsBatches
-from embedllm.backends.gpu import cuda_recurrent, io_binding_engine, kv_steps
+from embedllm.backends.gpu import cuda_recurrent, io_binding_engine, kv_steps, on_device
 from embedllm.backends.gpu.cuda_recurrent import why_not_captured
 from embedllm.backends.gpu.recurrent_engine import RecurrentEngine, RecurrentSlot
 from embedllm.backends.gpu.state_pool import state_bytes, states_of
@@ -41,7 +41,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io_binding_engine, "check_assignments", lambda *_: None)  # the CPU is the device here
+    monkeypatch.setattr(on_device, "check_assignments", lambda *_: None)  # the CPU is the device here
     for module in (io_binding_engine, kv_steps):
         monkeypatch.setattr(module, "SHORTEST", 16)
 
