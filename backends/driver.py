@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from embedllm.backends.base import Device, Engine, OpenOptions, Unsupported
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import FUSED
+from embedllm.package.graph_variants import WITH_QMOE
 from embedllm.package.package import Package
 
-_ROUNDED = {variant.name for variant in FUSED.values()}  # of graphs that give hidden states
 UNTESTED = "untested here"
 TESTED_LINUX = "Linux x86-64, in every change"
 
@@ -71,7 +70,7 @@ class Capabilities:
         variants: that may be used, all when there are none. hidden_graph: the one that gives what a draft head reads.
         """
         if hidden_graph:
-            return [one for one in self.hidden.get(hidden_graph, ()) if not exact or one not in _ROUNDED]
+            return [one for one in self.hidden.get(hidden_graph, ()) if not exact or one not in WITH_QMOE]
         found = self.kv.get(kv, ()) if kv else self.exact if exact else self.variants
         return [one for one in found if not variants or one in variants]
 

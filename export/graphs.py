@@ -30,10 +30,8 @@ from embedllm.package.entries import LATENT, LATENT_AND_VALUES, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
     EAGLE_FOLDER,
-    EAGLE_HIDDEN,
-    EAGLE_HIDDEN_FLOAT16,
+    EAGLE_HIDDEN_VARIANTS,
     FLOAT32,
-    FUSED,
     GENAI_EMBEDDING,
     GENAI_VISION_OF_PATCHES,
     GENAI_VISION_OF_PIXELS,
@@ -45,6 +43,7 @@ from embedllm.package.graph_variants import (
     VARIANTS,
     VISION_OPENVINO,
     VISION_VARIANTS,
+    WITH_QMOE,
     GraphVariant,
     has_latents,
     qmoe_computes,
@@ -70,18 +69,14 @@ _OF_VISION = (
 )
 _NAMES_OF_VISION = {graph.variant for graph in _OF_VISION}
 _OF_IMAGES = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in IMAGES_VARIANTS)
-_OF_HEADS = (*HIDDEN_VARIANTS, *HEAD_VARIANTS, *FUSED.values())
-_OF_EXPERTS = {variant.name for variant in (*VARIANTS, *_OF_HEADS) if variant.fuses_experts}
+_OF_HEADS = (*HIDDEN_VARIANTS, *HEAD_VARIANTS)
 _GRAPHS = (*_OF_TEXT, *_OF_IMAGES, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 # of a model without experts, latents and vision encoder
-NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in (*_OF_EXPERTS, OPENVINO_LATENT))
+NAMES = tuple(graph.variant for graph in _OF_TEXT if graph.variant not in (*WITH_QMOE, OPENVINO_LATENT))
 # for draft heads, no part of an export
-_HIDDEN = tuple(
-    Graph(file=d.file, variant=d.name, activations=d.activations)
-    for d in (*HIDDEN_VARIANTS, *(FUSED[variant.name] for variant in HIDDEN_VARIANTS))
-)
-_READ_BY_EAGLE = {variant.name for one in (EAGLE_HIDDEN, EAGLE_HIDDEN_FLOAT16) for variant in (one, FUSED[one.name])}
+_HIDDEN = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in HIDDEN_VARIANTS)
+_READ_BY_EAGLE = {variant.name for variant in EAGLE_HIDDEN_VARIANTS}
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, *_HIDDEN))
 
 
@@ -190,7 +185,7 @@ def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Pack
         return "" if has_latents(decoder, packing) else "it has no latents of MLA that its matrices can be absorbed for"
     described = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *_OF_HEADS)
     reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
-    if not reason and variant_name in _OF_EXPERTS and not fuses_experts(decoder, packing):
+    if not reason and variant_name in WITH_QMOE and not fuses_experts(decoder, packing):
         return "its experts are not stored in integers that ONNX Runtime's QMoE takes"
     return reason
 
@@ -224,7 +219,7 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
     )
     if variant_name in _READ_BY_EAGLE:
         model = _with_head(model, package)
-    if variant_name in _OF_EXPERTS:
+    if variant_name in WITH_QMOE:
         _check_experts(package, model)
     if entry := CONSTANTS_OF.get(variant_name):
         _check_constants(package, header, entry, openvino_model.constants(model.decoder, model.packing)[entry])

@@ -24,12 +24,12 @@ from embedllm.package.graph_variants import (
     CALIBRATED,
     EAGLE,
     EAGLE_HIDDEN,
-    FUSED,
     HIDDEN_VARIANTS,
     IMAGES_VARIANTS,
     MTP,
     OPENVINO_LATENT,
     VARIANTS,
+    WITH_QMOE,
 )
 from embedllm.package.package import Package
 
@@ -229,14 +229,13 @@ def open_draft_head(package: Package, device: Device, *, runtime: RuntimeOptions
     kind = MTP if package.decoder.mtp is not None else EAGLE
     opens, variants = device_family(device).open_draft_head, capabilities(device).heads[kind.name]
     assert opens is not None  # as _unsupported found for the target model
-    fused = {variant.name for variant in FUSED.values()}
     for graph in filter(None, map(package.graph, variants)):
-        if graph.variant in fused and exact:
+        if graph.variant in WITH_QMOE and exact:
             continue
         try:
             return opens(OpenOptions(package=package, device=device, graph=graph, runtime=runtime, exact=exact))
         except DeviceUnavailable as error:
-            if graph.variant not in fused:
+            if graph.variant not in WITH_QMOE:
                 raise
             _log.info("the graph '%s' is not used: %s", graph.variant, error)
     command = "mtp" if kind is MTP else "eagle"

@@ -36,7 +36,17 @@ from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.files.optional_packages import needs
 from embedllm.package.entries import LATENT, Graph
-from embedllm.package.graph_variants import EAGLE, EAGLE_HIDDEN, FLOAT32, FUSED, HIDDEN, MTP, MULTIMODAL, QMOE
+from embedllm.package.graph_variants import (
+    EAGLE,
+    EAGLE_HIDDEN,
+    FLOAT32,
+    FUSED,
+    HIDDEN,
+    MTP,
+    MULTIMODAL,
+    QMOE,
+    WITH_QMOE,
+)
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -56,7 +66,6 @@ _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build
 _NOT_CAUSAL = (1, 32)  # the first with GroupQueryAttention that is not causal
 _HIDDEN_ROWS = {HIDDEN.name: OF_PROMPT, EAGLE_HIDDEN.name: OF_PROMPT, MTP.name: 1, EAGLE.name: 1}
 _HIDDEN_ROWS |= {FUSED[name].name: rows for name, rows in _HIDDEN_ROWS.items() if name in FUSED}
-_WITH_QMOE = {QMOE.name, *(variant.name for variant in FUSED.values())}
 _FIRST_QMOE = (1, 32)  # whose QMoE multiplies by packed experts on the CPU; before, it unpacked them at every step
 _PAST = "past_key_values."
 _TYPES = {
@@ -89,7 +98,7 @@ def unsupported_graph(graph: Graph, runtime: RuntimeOptions, *, version: str = o
     """Why another graph of a folder has to be used on the CPU; empty for one that does what is asked."""
     if graph.variant == MULTIMODAL.name:
         return lacks_image_attention(version)
-    if graph.variant not in _WITH_QMOE:
+    if graph.variant not in WITH_QMOE:
         return ""
     if _is_older(version, _FIRST_QMOE):
         return f"ONNX Runtime {version} has no fast QMoE on the CPU; 1.32 is the first that has"

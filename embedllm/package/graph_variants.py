@@ -318,8 +318,6 @@ HIDDEN_QMOE_FLOAT16 = replace(HIDDEN_FLOAT16, name="hidden-qmoe-float16", file="
 EAGLE_HIDDEN_QMOE_FLOAT16 = replace(EAGLE_HIDDEN_FLOAT16, name="eagle-hidden-qmoe-float16",
                                     file="model.eagle_hidden_qmoe.fp16.onnx", fuses_experts=True)  # fmt: skip
 MTP_QMOE_FLOAT16 = replace(MTP_FLOAT16, name="mtp-qmoe-float16", file="model.mtp_qmoe.fp16.onnx", fuses_experts=True)
-HEAD_VARIANTS = (MTP, EAGLE, MTP_FLOAT16, EAGLE_FLOAT16)  # of draft heads
-HIDDEN_VARIANTS = (HIDDEN, EAGLE_HIDDEN, HIDDEN_FLOAT16, EAGLE_HIDDEN_FLOAT16)  # of the models that these draft for
 FUSED = {
     HIDDEN.name: HIDDEN_QMOE,
     MTP.name: MTP_QMOE,
@@ -328,6 +326,11 @@ FUSED = {
     MTP_FLOAT16.name: MTP_QMOE_FLOAT16,
     EAGLE_HIDDEN_FLOAT16.name: EAGLE_HIDDEN_QMOE_FLOAT16,
 }
+WITH_QMOE = frozenset(variant.name for variant in (QMOE, QMOE_FLOAT16, *FUSED.values()))
+HEAD_VARIANTS = (MTP, EAGLE, MTP_QMOE, MTP_FLOAT16, EAGLE_FLOAT16, MTP_QMOE_FLOAT16)  # of draft heads
+# of the models that these draft for
+EAGLE_HIDDEN_VARIANTS = (EAGLE_HIDDEN, EAGLE_HIDDEN_QMOE, EAGLE_HIDDEN_FLOAT16, EAGLE_HIDDEN_QMOE_FLOAT16)
+HIDDEN_VARIANTS = (HIDDEN, HIDDEN_QMOE, HIDDEN_FLOAT16, HIDDEN_QMOE_FLOAT16, *EAGLE_HIDDEN_VARIANTS)
 # graphs of draft heads, best first, by the CPU's without fused experts
 HEADS_ON_CPU = {MTP.name: (MTP_QMOE.name, MTP.name), EAGLE.name: (EAGLE.name,)}
 HEADS_ON_CUDA = {MTP.name: (MTP_QMOE_FLOAT16.name, MTP_FLOAT16.name), EAGLE.name: (EAGLE_FLOAT16.name,)}

@@ -21,7 +21,8 @@ from embedllm.errors import DeviceUnavailable, ExportError, PackageError
 from embedllm.export import Recipe, convert
 from embedllm.export.eagle import add_eagle
 from embedllm.export.graphs import write_variant
-from embedllm.package.package import WEIGHTS, open_package
+from embedllm.files.atomic import write_json
+from embedllm.package.package import MANIFEST, WEIGHTS, open_package
 from tests.support.draft_heads import make_drafts_free, opened_head, row
 from tests.support.eagle_heads import DRAFT_VOCABULARY, draft_tokens, tiny_eagle, torch_logits
 from tests.support.tiny import tiny_checkpoint
@@ -150,7 +151,13 @@ def test_a_head_is_small_and_its_graphs_can_be_written_again(package: Path, tmp_
     assert b"embedding.weight" not in (folder / "eagle" / WEIGHTS).read_bytes()
     graph = folder / "model.eagle_hidden.onnx"
     before = graph.read_bytes()
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest["graphs"] = [each for each in manifest["graphs"] if each["file"] != graph.name]
+    del manifest["files"][graph.name]
+    write_json(folder / MANIFEST, manifest)
     graph.unlink()
+    with pytest.raises(DeviceUnavailable, match=r"--variant eagle-hidden-float32"):  # not one for experts
+        embedllm.load(folder, device="cpu", draft=folder / "eagle")
     write_variant(folder, "eagle-hidden-float32")
     assert graph.read_bytes() == before
     with embedllm.load(folder, device="cpu") as model:  # as before
