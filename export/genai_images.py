@@ -29,6 +29,18 @@ class GenaiImages:
     ids: Mapping[str, int]  # of special tokens, by the keys of the configuration
     processor: Mapping[str, object]  # the contents of PROCESSOR
 
+    def write(self, folder: Path, model: Model, tokens: Mapping[str, object]) -> None:
+        """Writes the graphs, the steps of the image processor and, over that of text, genai_config.json.
+
+        folder: has the graphs of the model already. tokens: as genai_config() has them.
+        """
+        for variant in (self.kind.vision, GENAI_EMBEDDING, GENAI_DECODER):
+            if not (folder / variant.file).exists():
+                (folder / variant.file).write_bytes(onnx_bytes(variant, model))
+        write_json(folder / PROCESSOR, self.processor)
+        config = genai_images_config(model.decoder, tokens, self.kind, self.ids, PROCESSOR)
+        write_json(folder / FILE, config)
+
 
 def prepare_genai_images(folder: Path, decoder: Decoder) -> GenaiImages:
     """folder: with the tokenizer and the settings of the image processor.
@@ -40,16 +52,3 @@ def prepare_genai_images(folder: Path, decoder: Decoder) -> GenaiImages:
     assert decoder.vision is not None  # as it is some kind
     ids = token_ids(kind, folder, decoder.vision.image_token)
     return GenaiImages(kind=kind, ids=ids, processor=processor_config(folder, decoder.vision, kind))
-
-
-def write_genai_images(folder: Path, images: GenaiImages, model: Model, tokens: Mapping[str, object]) -> None:
-    """Writes the graphs, the steps of the image processor and, over that of text, genai_config.json.
-
-    folder: has the graphs of the model already. tokens: as genai_config() has them.
-    """
-    for variant in (images.kind.vision, GENAI_EMBEDDING, GENAI_DECODER):
-        if not (folder / variant.file).exists():
-            (folder / variant.file).write_bytes(onnx_bytes(variant, model))
-    write_json(folder / PROCESSOR, images.processor)
-    config = genai_images_config(model.decoder, tokens, images.kind, images.ids, PROCESSOR)
-    write_json(folder / FILE, config)

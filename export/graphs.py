@@ -26,6 +26,7 @@ from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle
 from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import LATENT, LATENT_AND_VALUES, Graph
 from embedllm.package.graph_variants import (
     CALIBRATED,
@@ -94,8 +95,18 @@ class Model:
 def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, ...]:
     """Those that a model can have, in the order of a manifest. packing: by the name of the matrix."""
     return tuple(
-        described(graph, decoder, packing) for graph in _GRAPHS if not _unsupported(graph.variant, decoder, packing)
+        described(graph, decoder, packing)
+        for graph in _graphs(decoder)
+        if not _unsupported(graph.variant, decoder, packing)
     )
+
+
+def _graphs(decoder: Decoder) -> tuple[Graph, ...]:
+    """All that models of its kind may have."""
+    if not isinstance(decoder.vision, DynamicVision):
+        return _GRAPHS
+    any_size = {VISION_OPENVINO: openvino_vision.ANY_SIZE_FILE}
+    return tuple(dataclasses.replace(graph, file=any_size.get(graph.variant, graph.file)) for graph in _GRAPHS)
 
 
 def described(graph: Graph, decoder: Decoder, packing: Mapping[str, Packing]) -> Graph:
@@ -161,7 +172,9 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     if reason := _unsupported(variant_name, package.decoder, packings(package.manifest)):
         raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {reason}.")
     named = next(
-        graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED, *_HIDDEN) if graph.variant == variant_name
+        graph
+        for graph in (*package.listed, *_graphs(package.decoder), *_CALIBRATED, *_HIDDEN)
+        if graph.variant == variant_name
     )
     graph = described(named, package.decoder, packings(package.manifest))
     data = _made(package, variant_name, tokens)

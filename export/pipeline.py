@@ -14,11 +14,13 @@ from embedllm.errors import EmbedError, ExportError
 from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.describe import check_encoder, describe_checkpoint
-from embedllm.export.genai_images import GenaiImages, prepare_genai_images, write_genai_images
+from embedllm.export.genai_images import GenaiImages, prepare_genai_images
 from embedllm.export.graphs import Model, build, variants
 from embedllm.export.mtp import mtp_layers
 from embedllm.export.open_source import Checkpoint, open_source
-from embedllm.export.openvino.tokenizer import link_weights, write_tokenizer
+from embedllm.export.openvino.links import LINK, link_weights, weight_links
+from embedllm.export.openvino.tokenizer import write_tokenizer
+from embedllm.export.openvino_images import OpenvinoImages, prepare_openvino_images
 from embedllm.export.optimum.convert import convert_with_optimum
 from embedllm.export.quantization.apply_method import PreparedModel, apply_method
 from embedllm.export.quantization.calibration_text import CalibrationText, built_in_text, draw_text, read_text
@@ -64,6 +66,7 @@ def convert(
     replace: bool = False,
     verify: bool = False,
     openvino_tokenizer: bool = False,
+    openvino_images: bool = False,
     genai_images: bool = False,
     shard: int | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
@@ -86,6 +89,8 @@ def convert(
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
+    openvino_images: the same, as a model that takes images, where openvino-genai runs its kind
+    (docs/guide-export.md#in-openvino-genai).
     genai_images: the folder loads in onnxruntime-genai as a model that takes images, where that has its type
     (docs/guide-export.md#in-onnxruntime-genai); without it as a text decoder.
     shard: cut files of more bytes into parts, for web servers that limit the size of a file; such a folder is loaded by
@@ -105,7 +110,8 @@ def convert(
         mmproj=mmproj if isinstance(mmproj, bool) else Path(mmproj),
         replace=replace,
         verify=verify,
-        openvino_tokenizer=openvino_tokenizer,
+        openvino_tokenizer=openvino_tokenizer or openvino_images,
+        openvino_images=openvino_images,
         genai_images=genai_images,
         shard=shard,
         on_progress=on_progress,
@@ -139,6 +145,7 @@ class _Export:
     generates_text: bool  # the model generates the calibration text
     importance: Mapping[str, F32] | None
     genai_images: GenaiImages | None  # None: not wanted
+    openvino_images: OpenvinoImages | None  # None: not wanted
 
     @property
     def disk_bytes(self) -> int:
@@ -155,10 +162,13 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     texts = texts_of(location.folder)
     tokens = special_tokens(reader, decoder.vocabulary)
     genai_images = prepare_genai_images(location.folder, decoder) if request.genai_images else None
+    openvino_images = (
+        prepare_openvino_images(location.folder, decoder, reader.config) if request.openvino_images else None
+    )
     packed = prequantized(tensors, decoder) if recipe.bits is None and recipe.mean_bits is None else {}
     recipe = recipe if packed else recipe.of_floats
     check_prequantized(packed, recipe, request.weight_options)
-    planned = plan(decoder, recipe, prequantized=packed)
+    planned = plan(decoder, recipe, prequantized=packed, openvino_images=request.openvino_images)
     size = budget(planned, recipe)
     bits = {packing.bits for name, packing in planned.packing.items() if name not in planned.prequantized}
     given = {"has_text": request.calibration is not None, "has_importance": request.importance is not None}
@@ -201,6 +211,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
         generates_text=reads and recipe.way.compensates and request.calibration is None,
         importance=None if request.importance is None else read_importance(request.importance, decoder),
         genai_images=genai_images,
+        openvino_images=openvino_images,
     )
 
 
@@ -222,7 +233,7 @@ def _fill(export: _Export, partial: Path) -> None:
     text = _generated_text(export, partial) if export.generates_text else export.text
     if request.openvino_tokenizer:
         write_tokenizer(export.location.folder, partial)
-        link_weights(partial)  # now, so that a disk without links is known before the weights are written
+        link_weights(partial, [LINK])  # now, so that a disk without links is known before the weights are written
     if export.budget is not None:
         assert text is not None, "it is read or generated"
         planned, facts["sensitivity"] = mixed(
@@ -248,7 +259,7 @@ def _fill(export: _Export, partial: Path) -> None:
     if text is not None:
         facts["calibration"] = text.facts
     _write(prepared, planned, partial, facts, exact=recipe.exact, genai_images=export.genai_images,
-           on_progress=request.on_progress)  # fmt: skip
+           openvino_images=export.openvino_images, on_progress=request.on_progress)  # fmt: skip
     if request.verify:
         from embedllm.export.verify import verify_folder
 
@@ -281,6 +292,7 @@ def _write(
     *,
     exact: bool,
     genai_images: GenaiImages | None = None,
+    openvino_images: OpenvinoImages | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> None:
     """Weights, graphs and what describes them."""
@@ -315,7 +327,10 @@ def _write(
         (partial / graph.file).write_bytes(build(graph.variant, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
     if genai_images is not None:
-        write_genai_images(partial, genai_images, model, tokens)
+        genai_images.write(partial, model, tokens)
+    if openvino_images is not None:
+        openvino_images.write(partial, model)
+        link_weights(partial, weight_links([path.name for path in partial.iterdir()]))
     features = features_of(
         planned.packing.values(), is_encoder=decoder.encoder is not None, has_vision=decoder.vision is not None
     )

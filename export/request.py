@@ -37,6 +37,7 @@ class ExportRequest:
     replace: bool = False
     verify: bool = False
     openvino_tokenizer: bool = False
+    openvino_images: bool = False
     genai_images: bool = False
     shard: int | None = None
     on_progress: Callable[[Progress], None] = lambda _: None
@@ -71,5 +72,6 @@ class ExportRequest:
     def options(self) -> dict[str, object]:
         """Those that only some models or exporters take, by name; None or False where not given."""
         outputs = {"verify": self.verify, "openvino_tokenizer": self.openvino_tokenizer,
-                   "genai_images": self.genai_images, "shard": self.shard}  # fmt: skip
+                   "openvino_images": self.openvino_images, "genai_images": self.genai_images,
+                   "shard": self.shard}  # fmt: skip
         return {**self.weight_options, **outputs}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from embedllm.errors import PackageError
-from embedllm.export.openvino.tokenizer import LINK, link_weights
+from embedllm.export.openvino.links import link_weights, weight_links
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
@@ -23,7 +23,6 @@ from embedllm.package.shards import Shard
 
 SIZE = 2047 << 20  # bytes of a shard: just under 2 GiB, which many servers and tools take at most
 _BLOCK = 1 << 20
-_TOKENIZER = "openvino_tokenizer.xml"  # of folders that openvino-genai loads too: they have the link
 _UNKNOWN = "0" * 64  # in place of a hash: as long as one
 
 OnProgress = Callable[[Progress], None]
@@ -64,7 +63,8 @@ def join(
 def unlisted(folder: str | Path) -> list[str]:
     """What lies in a package folder, is not listed in its manifest, and so is not copied."""
     package = _read(folder)
-    known = {MANIFEST, LINK, *(shard.file for shards in package.shards.values() for shard in shards), *package.files}
+    shards = {shard.file for shards in package.shards.values() for shard in shards}
+    known = {MANIFEST, *weight_links(package.files), *shards, *package.files}
     known = {name.partition("/")[0] for name in known}
     return sorted(path.name for path in package.folder.iterdir() if path.name not in known)
 
@@ -75,7 +75,8 @@ def cut_in_place(folder: Path, size: int, on_progress: OnProgress = lambda _: No
     plan = _planned(package, size)
     if not plan:
         return
-    (folder / LINK).unlink(missing_ok=True)  # of no use beside weights in shards
+    for name in weight_links(package.files):  # of no use beside weights in shards
+        (folder / name).unlink(missing_ok=True)
     total = sum(package.files[name].bytes for name in plan)
     done = 0
 
@@ -154,8 +155,8 @@ def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_pr
             written = _write(partial, plan.get(name, whole), _blocks(_checked(package, name), on_bytes))
             if name in plan:
                 shards[name] = written
-        if not plan and _TOKENIZER in package.files:
-            link_weights(partial)  # a second name, which the manifest does not list
+        if not plan:
+            link_weights(partial, weight_links(package.files))  # which the manifest does not list
         write_json(partial / MANIFEST, _manifest(package, shards))
         check_place(out, replace)  # again: somebody may have made a folder of that name meanwhile
     return out

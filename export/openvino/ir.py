@@ -109,10 +109,11 @@ class Ir:
             self._edges.append(f'<edge from-layer="{x.layer}" from-port="{x.port}" to-layer="{layer}" to-port="{at}"/>')
         return made
 
-    def parameter(self, name: str, type: str, dimensions: int) -> Value:
-        """An input of the model, every dimension open."""
-        shape = ",".join("?" * dimensions)
-        return self.op("Parameter", [], name, type=type, tensor=name, shape=shape, element_type=type)
+    def parameter(self, name: str, type: str, shape: int | Sequence[int]) -> Value:
+        """An input of the model. shape: how many dimensions, all of them open, or each of them, -1 where it is open."""
+        sizes = [-1] * shape if isinstance(shape, int) else shape
+        text = ",".join("?" if size < 0 else str(size) for size in sizes)
+        return self.op("Parameter", [], name, type=type, tensor=name, shape=text, element_type=type)
 
     def result(self, value: Value, name: str) -> int:
         """An output of the body of a loop; the number of its layer."""

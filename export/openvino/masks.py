@@ -11,9 +11,19 @@ _HIDDEN_SCORE = -65504.0  # the smallest float16: what a hidden key's score is l
 
 
 def masks(
-    ir: Ir, mask: Value, positions: Value, length: Value, windows: Sequence[int | None], chunks: Sequence[int]
+    ir: Ir,
+    mask: Value,
+    positions: Value,
+    length: Value,
+    windows: Sequence[int | None],
+    chunks: Sequence[int],
+    *,
+    together: Value | None = None,
 ) -> tuple[dict[int | None, Value], dict[int, Value]]:
-    """What is added to the scores, [B, 1, T, past + T], by window and by chunk: 0, or much less for what is hidden."""
+    """What is added to the scores, [B, 1, T, past + T], by window and by chunk: 0, or much less for what is hidden.
+
+    together: i64 [B, T], a number above 0 for tokens that see those of the same number, later ones too.
+    """
     total = ir.op("Squeeze", [ir.size(mask, 1, "total"), ir.constant(0)], "total.number")
     number = ir.op("Squeeze", [length, ir.constant(0)], "length.number")
     past = ir.op("Subtract", [total, number], "past.number", **BROADCAST)
@@ -22,6 +32,9 @@ def masks(
     queries = ir.op("Range", [past, total, one], "queries.flat", output_type="i64")
     queries = ir.op("Unsqueeze", [queries, one], "queries")  # [T, 1]
     earlier = ir.op("LessEqual", [keys, queries], "earlier", type="boolean", **BROADCAST)
+    if together is not None:
+        same = _same(ir, together, past)
+        earlier = ir.op("LogicalOr", [earlier, same], "earlier.or_together", **BROADCAST)
     given = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
     given = ir.op("Unsqueeze", [given, ir.constant([1, 2])], "given")  # [B, 1, 1, total]
     found: dict[int | None, Value] = {}
@@ -32,6 +45,18 @@ def masks(
         else:
             found[window] = _window_mask(ir, mask, positions, window, (earlier, given))
     return found, {chunk: _chunk_mask(ir, mask, positions, chunk, (earlier, given)) for chunk in dict.fromkeys(chunks)}
+
+
+def _same(ir: Ir, together: Value, past: Value) -> Value:
+    """Which queries and keys have the same number, [B, 1, T, past + T]; those of before have none."""
+    none = ir.op("Unsqueeze", [past, ir.constant(0)], "together.past")
+    pads = [ir.op("Concat", [ir.constant([0]), none], "together.pads", axis=0), ir.constant([0, 0]), ir.constant(0)]
+    of_keys = ir.op("Pad", [together, *pads], "together.keys.flat", pad_mode="constant")
+    of_query = ir.op("Unsqueeze", [together, ir.constant([1, 3])], "together.queries")
+    of_key = ir.op("Unsqueeze", [of_keys, ir.constant([1, 2])], "together.keys")
+    same = ir.op("Equal", [of_query, of_key], "together.same", type="boolean", **BROADCAST)
+    is_any = ir.op("Greater", [of_query, ir.constant(0)], "together.any", type="boolean", **BROADCAST)
+    return ir.op("LogicalAnd", [same, is_any], "together", **BROADCAST)
 
 
 def _chunk_mask(ir: Ir, mask: Value, positions: Value, chunk: int, others: tuple[Value, Value]) -> Value:

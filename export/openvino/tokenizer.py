@@ -1,4 +1,4 @@
-"""What openvino-genai's LLMPipeline needs besides the model: its tokenizer as models, and its name for the weights."""
+"""What openvino-genai needs besides the model: its tokenizer as models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 from embedllm.errors import ExportError
 from embedllm.files.no_telemetry import without_telemetry
-from embedllm.package.package import WEIGHTS
 
-LINK = "openvino_model.bin"  # where it looks for the weights of openvino_model.xml
+TOKENIZER_FILE = "openvino_tokenizer.xml"
 
 
 def check_installed() -> None:
@@ -44,24 +43,5 @@ def write_tokenizer(source: Path, folder: Path) -> None:
             "Export without --openvino-tokenizer; only openvino-genai needs it."
         ) from error
     assert isinstance(made, tuple)  # with_detokenizer
-    for model, name in zip(made, ("openvino_tokenizer.xml", "openvino_detokenizer.xml"), strict=True):
+    for model, name in zip(made, (TOKENIZER_FILE, "openvino_detokenizer.xml"), strict=True):
         openvino.save_model(model, folder / name)
-
-
-def link_weights(folder: Path) -> None:
-    """Gives the weights file, which is made if it is not there yet, its second name: a hard link, else a relative one.
-
-    Raises ExportError where the file system has neither.
-    """
-    link = folder / LINK
-    (folder / WEIGHTS).touch()
-    try:
-        link.hardlink_to(folder / WEIGHTS)
-    except OSError:
-        try:
-            link.symlink_to(WEIGHTS)
-        except OSError as error:
-            raise ExportError(
-                f"the disk of '{folder.parent}' takes no links ({error.strerror or error}), but openvino-genai needs "
-                f"'{LINK}' as a second name of '{WEIGHTS}'. Export to another disk, or without --openvino-tokenizer."
-            ) from error

@@ -1,7 +1,6 @@
 """A vision encoder and its projector -> an OpenVINO model whose weights lie in weights.safetensors.
 
-Input and output are those of export/onnx/vision.py. The file's name is optimum-intel's. Of images of any size:
-dynamic_vision.py.
+Input and output are those of export/onnx/vision.py. Of images of any size: dynamic_vision.py.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from embedllm.package.architecture.vision import DynamicVision, Vision
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import PATCHES
 
-FILE = "openvino_vision_embeddings_model.xml"
+FILE = "openvino_vision_embeddings_model.xml"  # optimum-intel's name
+ANY_SIZE_FILE = "openvino_vision.xml"  # of that name optimum-intel has another model: export/openvino/patch_models.py
 
 
 def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> bytes:

@@ -78,7 +78,7 @@ def widened(narrow: Plan, recipe: Recipe, runs: Iterable[Sequence[Linear]]) -> P
         return replace(narrow.packing[linear.name], bits=WIDE, symmetric=symmetric)
 
     wide = {linear.name: wider(linear) for run in runs for linear in run}
-    return plan(narrow.decoder, recipe, narrow.packing | wide)
+    return plan(narrow.decoder, recipe, narrow.packing | wide, openvino_images=narrow.openvino_images)
 
 
 def mixed(

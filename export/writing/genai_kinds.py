@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from embedllm.errors import ExportError
+from embedllm.export.writing.image_marks import check_marks
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.vision import Vision
 from embedllm.package.graph_variants import (
@@ -20,7 +21,6 @@ from embedllm.package.graph_variants import (
     VISION,
     GraphVariant,
 )
-from embedllm.text.tokenizer import Tokenizer
 
 _GEMMA_ROWS = 256  # tokens that its processor writes for an image, whatever the encoder makes
 
@@ -96,17 +96,8 @@ def token_ids(kind: GenaiKind, folder: Path, image_token: int) -> dict[str, int]
 
     Raises ExportError where the tokenizer has not what onnxruntime-genai looks for.
     """
-    tokenizer = Tokenizer.open(folder)
-    if missing := [text for text in (kind.image_token, *kind.other_tokens) if tokenizer.token_id(text) is None]:
-        raise ExportError(
-            f"the tokenizer of '{folder.name}' has no {', '.join(map(repr, missing))}, which onnxruntime-genai looks "
-            "for around images. Export without --genai-images."
-        )
-    if (found := tokenizer.token_id(kind.image_token)) != image_token:
-        raise ExportError(
-            f"the token '{kind.image_token}' is {found} in the tokenizer, and {image_token} in config.json. Fetch the "
-            "checkpoint again, or export without --genai-images."
-        )
+    marks = (kind.image_token, *kind.other_tokens)
+    tokenizer = check_marks(folder, marks, image_token, library="onnxruntime-genai", option="--genai-images")
     texts = dict(kind.ids)
     if pad := next((text for text in kind.pad_tokens if tokenizer.token_id(text) is not None), ""):
         texts["pad_token_id"] = pad

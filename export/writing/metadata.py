@@ -12,7 +12,7 @@ from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import read_json
 from embedllm.export.checkpoints.open_files import reading
 from embedllm.export.open_source import Checkpoint
-from embedllm.export.openvino.tokenizer import LINK
+from embedllm.export.openvino.links import weight_links
 from embedllm.export.recipe import Recipe
 from embedllm.files.version import __version__
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
@@ -52,7 +52,8 @@ def manifest_of(
 ) -> dict[str, object]:
     """The manifest of a folder that has all else. hashes: of files that were hashed as they were written."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files.pop(LINK, None)  # a second name, no file of its own: docs/format.md#openvino_modelbin
+    for link in weight_links(files):  # second names, no files of their own: docs/format.md#openvino_modelbin
+        files.pop(link, None)
     return {
         **facts,
         "context": model.context,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from embedllm.errors import ExportError
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.openvino import model as openvino_model
+from embedllm.export.openvino.genai_models import genai_constants
 from embedllm.export.recipe import Recipe
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.weights import Linear
@@ -37,6 +38,7 @@ class Plan:
     runs: tuple[tuple[Linear, ...], ...]
     prequantized: frozenset[str]  # names of matrices that are stored as the source holds them
     constants: Mapping[str, bytes]  # of the OpenVINO models, by their entry in the weights file
+    openvino_images: bool  # among them those of models for openvino-genai's VLMPipeline
     search: bool  # the scales of 4 bits
     layout: Layout
 
@@ -47,11 +49,13 @@ def plan(
     packing: Mapping[str, Packing] | None = None,
     *,
     prequantized: Mapping[str, Packing] | None = None,
+    openvino_images: bool = False,
 ) -> Plan:
     """Packing and layout of a model.
 
     packing: by the name of the matrix; None: as the recipe says, with 4 bits for a budget.
     prequantized: matrices that the source has quantized, which are stored as is unless the recipe has bits.
+    openvino_images: there will be models for openvino-genai's VLMPipeline, too.
     Raises ExportError for a recipe that does not fit the model.
     """
     search = recipe.way.search
@@ -59,6 +63,8 @@ def plan(
     packing = dict(packing or _packing(decoder, recipe, passthrough))
     runs = tuple(alike for run in matrix_runs(decoder) for alike in packed_alike(run, packing))
     constants = openvino_model.constants(decoder, packing)
+    if openvino_images:
+        constants |= genai_constants(decoder, packing)
     entries = [
         _small(decoder, packing),
         *([Entry(name, "U8", (len(data),))] for name, data in constants.items()),
@@ -70,6 +76,7 @@ def plan(
         runs=runs,
         prequantized=frozenset(name for name, each in passthrough.items() if each.quantized),
         constants=constants,
+        openvino_images=openvino_images,
         search=search,
         layout=lay_out(entries, {"format": "embedllm"}),
     )

@@ -273,4 +273,4 @@ def test_a_feed_that_failed_leaves_no_positions(
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_packings_of_an_export_are_verified(package: Path, tmp_path: Path, bits: int) -> None:
     out = convert(package.parent / "checkpoint", tmp_path / "package", Recipe(bits=bits))
-    assert {"vision.onnx", "openvino_vision_embeddings_model.xml"} <= verify_folder(out).keys()
+    assert {"vision.onnx", "openvino_vision.xml"} <= verify_folder(out).keys()

@@ -54,7 +54,7 @@ def test_images_that_differ_in_their_sides_only_differ(llm: Model) -> None:
 
 def test_the_export_is_checked_against_the_reference(package: Path) -> None:
     found = verify_folder(package)
-    for file in ("vision.onnx", "openvino_vision_embeddings_model.xml"):
+    for file in ("vision.onnx", "openvino_vision.xml"):
         assert "deviation" in cast("dict[str, object]", found[file])
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 IMAGE_TOKEN, START, END = 300, 301, 302
-QWEN_MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")  # their texts
+QWEN_MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")  # their texts
 LFM2_MARKS = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", "<|img_row_1_col_1|>")
 PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SQUARE = 8  # pixels; the side of what becomes a row of features

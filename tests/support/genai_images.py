@@ -23,10 +23,13 @@ WINDOW = 150  # of Gemma 3, fewer than the tokens of an image
 Parts = Sequence[Path | str]  # of a message: images, texts
 
 
-def genai_checkpoint(folder: Path, family: str) -> Path:
-    """A random model with the tokens, the image processor and a chat template like those of its family."""
+def genai_checkpoint(folder: Path, family: str, window: int = WINDOW) -> Path:
+    """A random model with the tokens, the image processor and a chat template like those of its family.
+
+    window: in tokens, of Gemma 3.
+    """
     if family == "gemma3":  # 256 tokens are what onnxruntime-genai writes for an image
-        gemma_chat_checkpoint(folder, window=WINDOW, tile=64, tile_tokens=256)
+        gemma_chat_checkpoint(folder, window=window, tile=64, tile_tokens=256)
     elif family in _MIXTURES:
         dense, experts = family.removesuffix("_moe"), _MIXTURES[family]
         config = dynamic_config(dense)

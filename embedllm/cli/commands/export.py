@@ -74,6 +74,8 @@ _NPU_LEAST = 64
 @click.option("--exact", is_flag=True, help="Float activations in every matmul: slower decoding.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
 @click.option("--openvino-tokenizer", is_flag=True, help="Also write the tokenizer files of openvino-genai.")
+@click.option("--openvino-images", is_flag=True, help="Also write what openvino-genai needs to read images: Gemma 3, "
+              "Qwen2-VL to Qwen3-VL. Includes --openvino-tokenizer.")  # fmt: skip
 @click.option("--genai-images", is_flag=True, help="Also write what onnxruntime-genai needs to read images: Gemma 3, "
               "Mistral 3, Qwen2-VL to Qwen 3.5.")  # fmt: skip
 @click.option("--shard", type=ByteSize(), metavar="SIZE",
@@ -107,6 +109,7 @@ def export(
     exact: bool,
     verify: bool,
     openvino_tokenizer: bool,
+    openvino_images: bool,
     genai_images: bool,
     shard: int | None,
     replace: bool,
@@ -146,7 +149,7 @@ def export(
     try:
         with progress_bar(is_shown=not quiet) as on_progress:
             check_place(named_place(out), replace)  # before anything is downloaded
-            if openvino_tokenizer:
+            if openvino_tokenizer or openvino_images:
                 check_installed()
             found, encoder = export_source(
                 source, mmproj=mmproj or not no_mmproj, revision=revision, on_progress=on_progress
@@ -165,6 +168,7 @@ def export(
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,
+                openvino_images=openvino_images,
                 genai_images=genai_images,
                 shard=shard,
                 on_progress=on_progress,

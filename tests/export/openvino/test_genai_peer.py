@@ -16,13 +16,14 @@ import embedllm
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert, pipeline
 from embedllm.export.openvino import tokenizer as openvino_tokenizer
+from embedllm.export.openvino.links import LINK, link_weights
 from embedllm.hub import location
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import MANIFEST, open_package
 from tests.cli.test_commands import embed
+from tests.export.conftest import TOKENIZERS
 from tests.support.tiny import tiny_checkpoint
 
-TOKENIZERS = {f"openvino_{name}.{ending}" for name in ("tokenizer", "detokenizer") for ending in ("xml", "bin")}
 # float activations and KV, no rounding to int8: what exact=True sets, so that near ties fall alike
 FLOATS = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 EXACT = {**FLOATS, "KV_CACHE_PRECISION": "f32"}
@@ -40,19 +41,6 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("qwen3", {}),
     ("qwen3", {"tie_word_embeddings": False}),
 ]
-
-
-@pytest.fixture
-def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The export, as if the peers were installed and gave a tokenizer."""
-
-    def write(source: Path, folder: Path) -> None:
-        assert (source / "tokenizer.json").exists()
-        for name in TOKENIZERS:
-            (folder / name).write_bytes(b"x")
-
-    monkeypatch.setattr("embedllm.export.request.check_installed", lambda: None)
-    monkeypatch.setattr(pipeline, "write_tokenizer", write)
 
 
 def no_links(*_: object, **__: object) -> None:
@@ -225,7 +213,7 @@ def test_the_demo_answers_the_same_there(tmp_path: Path) -> None:
     demo = package_folder("demo")
     folder = Path(shutil.copytree(demo, tmp_path / "demo"))
     openvino_tokenizer.write_tokenizer(demo, folder)
-    openvino_tokenizer.link_weights(folder)
+    link_weights(folder, [LINK])
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     model = og.LLMPipeline(str(folder), "CPU", **EXACT)
     tokenizer = model.get_tokenizer()

@@ -1,0 +1,129 @@
+"""The layers of a vision encoder of images of any size in an OpenVINO model, and what makes features of its patches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from embedllm.export.openvino.elementwise import activated, added, multiplied, multiplied_by, normed
+from embedllm.export.openvino.ir import BROADCAST, Value
+from embedllm.export.openvino.linear import Products
+from embedllm.export.openvino.mlp import mlp
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.vision import DynamicVision, PatchMerger, PatchPooler
+from embedllm.package.architecture.weights import Norm
+from embedllm.package.tensors import POOLED
+
+# what the queries of a layer find, [1, heads, patches, D]: of its number, its attention, and q, k and v of that shape
+Attend = Callable[[int, Attention, tuple[Value, Value, Value]], Value]
+
+
+class EncoderLayers:
+    """Writes all behind the embedding of patches. rotations: cos and sin of the patches, none without RoPE."""
+
+    def __init__(self, vision: DynamicVision, products: Products, rotations: Sequence[Value], attend: Attend) -> None:
+        self.vision, self.products, self.ir = vision, products, products.ir
+        self.rotations, self.attend = rotations, attend
+
+    def features(self, x: Value, tensor: str = "") -> tuple[Value, list[Value]]:
+        """The rows of features [1, rows, the decoder's hidden] of the patches x, and those of DeepStack.
+
+        tensor: a name for the rows, where there is no DeepStack.
+        """
+        ir, vision = self.ir, self.vision
+        features: dict[int, Value] = {}  # of DeepStack, by their place
+        for index, layer in enumerate(vision.layers):
+            ir.scope = f"vision.layers.{index}"
+            x = self.layer(index, layer, x)
+            for place, deepstack in enumerate(vision.deepstack):
+                if deepstack.layer == index:
+                    ir.scope = f"vision.deepstack.{place}"
+                    features[place] = self.merged(deepstack.merger, x, "")
+        ir.scope = "vision.merger"
+        name = "" if features else tensor
+        if isinstance(vision.merger, PatchPooler):
+            made = self.pooled(vision.merger, x, name)
+        else:
+            made = self.merged(vision.merger, x, name)
+        return made, [features[place] for place in sorted(features)]
+
+    def layer(self, index: int, layer: Layer, x: Value) -> Value:
+        """The stream behind a layer."""
+        ir, attention = self.ir, layer.attention
+        assert isinstance(attention, Attention)
+        assert isinstance(layer.mlp, Mlp)
+        context = self.context(index, attention, normed(ir, x, layer.attention_norm, "norm"))
+        made = self.products.linear(context, [attention.o], "o")
+        x = added(ir, [x, normed(ir, made, layer.attention_post_norm, "post_norm")], "attention.sum")
+        made = mlp(self.products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
+        made = normed(ir, made, layer.mlp_post_norm, "mlp.post_norm")
+        return added(ir, [x, made], "mlp.sum")
+
+    def context(self, index: int, attention: Attention, read: Value) -> Value:
+        """What the patches find, [1, patches, heads * D]."""
+        ir, parts = self.ir, [attention.q, attention.k, attention.v]
+        lengths = ir.constant([part.rows for part in parts])
+        together = self.products.linear(read, parts, "qkv")
+        split = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
+        norms = (attention.q_norm, attention.k_norm, attention.v_norm)
+        q, k, v = (self.by_head(x, attention, norm, name) for x, norm, name in zip(split, norms, "qkv", strict=True))
+        if self.vision.has_rope:
+            q, k = self.rotated(q, attention, "q"), self.rotated(k, attention, "k")
+        seen = self.attend(index, attention, (q, k, v))
+        merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
+        return ir.op("Reshape", [merged, ir.constant([0, 0, attention.o.columns])], "context", special_zero=True)
+
+    def by_head(self, x: Value, attention: Attention, norm: Norm | None, name: str) -> Value:
+        """[1, patches, heads * D] as [1, heads, patches, D], each head normed."""
+        ir, shape = self.ir, self.ir.constant([0, 0, attention.heads, attention.head_dim])
+        heads = ir.op("Reshape", [x, shape], f"{name}.heads", special_zero=True)
+        heads = normed(ir, heads, norm, f"{name}.norm")
+        return ir.op("Transpose", [heads, ir.constant([0, 2, 1, 3])], f"{name}.by_head")
+
+    def rotated(self, x: Value, attention: Attention, name: str) -> Value:
+        """x * cos + (-second half, first half) * sin."""
+        ir, half, (cos, sin) = self.ir, attention.head_dim // 2, self.rotations
+        first, second = ir.split("VariadicSplit", [x, ir.constant(3), ir.constant([half, half])], f"{name}.halves", 2)
+        crossed = ir.op("Concat", [multiplied(ir, second, -1.0, f"{name}.minus"), first], f"{name}.crossed", axis=-1)
+        parts = [multiplied_by(ir, [x, cos], f"{name}.cos"), multiplied_by(ir, [crossed, sin], f"{name}.sin")]
+        return added(ir, parts, f"{name}.rotated")
+
+    def pooled(self, pooler: PatchPooler, x: Value, tensor: str) -> Value:
+        """The rows [1, rows, the decoder's hidden] of squares of patches. tensor: a name for them."""
+        ir, vision = self.ir, self.vision
+        shape = ir.constant([-1, vision.merge_size**2, vision.hidden])
+        squares = ir.op("Reshape", [x, shape], "squares", special_zero=False)
+        means = ir.op("ReduceMean", [squares, ir.constant([1])], "means", keep_dims=False)
+        rows = ir.op("Unsqueeze", [means, ir.constant([0])], "means.rows")
+        rows = multiplied(ir, rows, pooler.multiplier, "multiplied")
+        if pooler.standardize:
+            bias, scale = (
+                ir.stored([f"{POOLED}.{part}"], "f32", [vision.hidden]) for part in ("std_bias", "std_scale")
+            )
+            rows = multiplied_by(ir, [ir.op("Subtract", [rows, bias], "centred", **BROADCAST), scale], "standardized")
+        normed_rows = normed(ir, rows, pooler.norm, "norm")
+        return self.products.linear(normed_rows, [pooler.projector], "projector", tensor=tensor)
+
+    def merged(self, merger: PatchMerger, x: Value, tensor: str) -> Value:
+        """The rows [1, rows, the decoder's hidden] of squares of patches. tensor: a name for them."""
+        ir, norm = self.ir, merger.norm
+        shape = ir.constant([0, -1, merger.square])
+        if norm.size == merger.square:
+            square = normed(ir, ir.op("Reshape", [x, shape], "squares", special_zero=True), norm, "norm")
+        else:
+            square = ir.op("Reshape", [normed(ir, x, norm, "norm"), shape], "squares", special_zero=True)
+        if merger.square_norm is not None:
+            square = normed(ir, square, merger.square_norm, "square_norm")
+        if merger.merging is not None:
+            square = self.products.linear(self.by_channel(merger, square), [merger.merging], "merging")
+        active = activated(ir, self.products.linear(square, [merger.up], "up"), "gelu")
+        return self.products.linear(active, [merger.down], "down", tensor=tensor)
+
+    def by_channel(self, merger: PatchMerger, square: Value) -> Value:
+        """Values of a square's patches side by side, channel by channel."""
+        ir, patches = self.ir, self.vision.merge_size**2
+        parts = ir.constant([0, -1, patches, merger.square // patches])
+        apart = ir.op("Reshape", [square, parts], "apart", special_zero=True)
+        channels = ir.op("Transpose", [apart, ir.constant([0, 1, 3, 2])], "channels")
+        return ir.op("Reshape", [channels, ir.constant([0, -1, merger.square])], "channels.flat", special_zero=True)

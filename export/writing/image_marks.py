@@ -1,0 +1,29 @@
+"""The tokens around images, which other libraries look for in a tokenizer by their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from embedllm.errors import ExportError
+from embedllm.text.tokenizer import Tokenizer
+
+
+def check_marks(folder: Path, marks: Sequence[str], image_token: int, *, library: str, option: str) -> Tokenizer:
+    """The tokenizer of a folder.
+
+    marks: texts of the tokens, the first of them that of a row of features. image_token: its id by config.json.
+    library, option: for messages. Raises ExportError where the tokenizer has not what the library looks for.
+    """
+    tokenizer = Tokenizer.open(folder)
+    if missing := [text for text in marks if tokenizer.token_id(text) is None]:
+        raise ExportError(
+            f"the tokenizer of '{folder.name}' has no {', '.join(map(repr, missing))}, which {library} looks for "
+            f"around images. Export without {option}."
+        )
+    if (found := tokenizer.token_id(marks[0])) != image_token:
+        raise ExportError(
+            f"the token '{marks[0]}' is {found} in the tokenizer, and {image_token} in config.json. Fetch the "
+            f"checkpoint again, or export without {option}."
+        )
+    return tokenizer
