@@ -1,4 +1,7 @@
-"""What openvino-genai's VLMPipeline takes to run a model with images: models over the weights file, and settings."""
+"""What openvino-genai's VLMPipeline takes to run a model with images: models over the weights file, and settings.
+
+Source: vlm_config.cpp, processor_config.cpp and the classes of visual_language of openvino-genai (2026.4).
+"""
 
 from __future__ import annotations
 
@@ -14,37 +17,39 @@ from embedllm.export.writing.image_marks import check_marks
 from embedllm.files.atomic import write_json
 from embedllm.files.json_object import read_json_object
 from embedllm.images.any_size import AnySizeProcessor
+from embedllm.images.aspect_ratio import TokenBudget
 from embedllm.images.dynamic_size import PixelRange
 from embedllm.images.processors import FixedSizeProcessor, Processor, open_processor
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.vision import DynamicVision
 
-CONFIG, SETTINGS = "config.json", "preprocessor_config.json"
 _LIBRARY, _OPTION = "openvino-genai", "--openvino-images"
-_ROPE_BASE, _IMAGES_OF_A_PATCH = 10_000, 2  # of an encoder's RoPE, and in time; it knows no other
+_CONFIG, _SETTINGS, _PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
+_ROPE_BASE, _IMAGES_OF_A_PATCH = 10_000, 2  # of Qwen's encoders, and in time; it knows no other
 _MOST = 255  # of a channel; its settings are of values from 0 to 1
+_GEMMA_3, _GEMMA_4 = "gemma3", "gemma4"
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # "model_type" there, by that of ours. The experts of a mixture are in the graph, of which it sees nothing
-_GEMMA, _QWEN = ("gemma3",), ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-_KINDS = {**{name: name for name in (*_GEMMA, *_QWEN)}, "qwen3_vl_moe": "qwen3_vl"}
+_KINDS = {**{name: name for name in (_GEMMA_3, _GEMMA_4, *_QWEN)}, "qwen3_vl_moe": "qwen3_vl"}
 _MARKS = {
-    **dict.fromkeys(_GEMMA, ("<image_soft_token>", "<start_of_image>", "<end_of_image>")),
+    _GEMMA_3: ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    _GEMMA_4: ("<|image|>", "<|image>", "<image|>", "<|video|>"),
     **dict.fromkeys(_QWEN, ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")),
 }  # texts of tokens, the first of them that of a row of features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenvinoImages:
-    """What follows from a checkpoint's small files. config, settings: the contents of the two files."""
+    """What follows from a checkpoint's small files. files: contents of JSON files, by their names."""
 
-    config: Mapping[str, object]
-    settings: Mapping[str, object]
+    files: Mapping[str, object]
 
     def write(self, folder: Path, model: Model) -> None:
         """folder: has the graphs of the model already."""
         for file, data in genai_models(model.decoder, model.layout, model.packing).items():
             (folder / file).write_bytes(data)
-        write_json(folder / CONFIG, self.config)
-        write_json(folder / SETTINGS, self.settings)
+        for file, content in self.files.items():
+            write_json(folder / file, content)
 
 
 def prepare_openvino_images(folder: Path, decoder: Decoder, config: Mapping[str, object]) -> OpenvinoImages:
@@ -60,38 +65,87 @@ def prepare_openvino_images(folder: Path, decoder: Decoder, config: Mapping[str,
             f"'{decoder.model_type}' cannot read images in {_LIBRARY}: it {reason}. Those that can: "
             f"{', '.join(_KINDS)}. Export without {_OPTION}."
         )
-    if isinstance(vision, DynamicVision) and (
-        vision.rope_base != _ROPE_BASE or vision.temporal_patch_size != _IMAGES_OF_A_PATCH
-    ):
+    if decoder.model_type in _QWEN:
+        _check_encoder(folder, vision)
+    check_marks(folder, _MARKS[decoder.model_type], vision.image_token, library=_LIBRARY, option=_OPTION)
+    settings = _settings(folder, decoder, open_processor(folder, vision, {}))
+    return OpenvinoImages(files={_CONFIG: _config(config, kind, decoder), **settings})
+
+
+def _check_encoder(folder: Path, vision: object) -> None:
+    """Its code has numbers of its own for encoders of Qwen's."""
+    assert isinstance(vision, DynamicVision)
+    if vision.rope_base != _ROPE_BASE or vision.temporal_patch_size != _IMAGES_OF_A_PATCH:
         raise ExportError(
             f"the vision encoder of '{folder.name}' has a RoPE base of {vision.rope_base:g} and patches of "
             f"{vision.temporal_patch_size} images; {_LIBRARY} knows {_ROPE_BASE} and {_IMAGES_OF_A_PATCH}. Export "
             f"without {_OPTION}."
         )
-    check_marks(folder, _MARKS[decoder.model_type], vision.image_token, library=_LIBRARY, option=_OPTION)
-    processor = open_processor(folder, vision, {})
-    return OpenvinoImages(config={**config, "model_type": kind}, settings=_settings(folder, processor))
 
 
-def _settings(folder: Path, processor: Processor) -> dict[str, object]:
-    """The folder's settings of the image processor, with all that openvino-genai reads: it has defaults of its own."""
-    inner = read_json_object(folder / "processor_config.json").get("image_processor")
-    given = {**(inner if isinstance(inner, dict) else {}), **read_json_object(folder / SETTINGS)}
+def _config(config: Mapping[str, object], kind: str, decoder: Decoder) -> dict[str, object]:
+    """config.json, with all that it reads: what a checkpoint leaves out may have another default there."""
+    text, of_vision = (dict(_section(config, f"{name}_config")) for name in ("text", "vision"))
+    vision = decoder.vision
+    if isinstance(vision, DynamicVision):
+        of_vision["patch_size"] = vision.patch_size
+        if vision.window:
+            of_vision["window_size"] = vision.window * vision.factor
+        if vision.positions is not None and not vision.positions_by_axis:
+            of_vision["num_position_embeddings"] = vision.positions.rows
+            of_vision["deepstack_visual_indexes"] = [each.layer for each in vision.deepstack]
+    if kind == _GEMMA_4:
+        inputs = decoder.per_layer_embedding
+        text["hidden_size_per_layer_input"] = 0 if inputs is None else inputs.size
+        text["use_bidirectional_attention"] = "vision" if decoder.images_are_bidirectional else None
+    return {**config, "model_type": kind, **({"text_config": text} if text else {}), "vision_config": of_vision}
+
+
+def _settings(folder: Path, decoder: Decoder, processor: Processor) -> dict[str, dict[str, object]]:
+    """The folder's settings of the image processor, with all that it reads, in the file where it looks for them."""
+    whole, alone = (read_json_object(folder / name) for name in (_PROCESSOR, _SETTINGS))
+    inner = _section(whole, "image_processor")
+    is_whole = bool(inner) and "video_processor" in whole
+    given = {**inner, **alone}
     known = {key: value for key, value in given.items() if value is not None}
+    wanted = {name: value for name, value in _wanted(decoder, processor).items() if not _is_said(known, name, value)}
+    if is_whole:
+        return {_PROCESSOR: {**whole, "image_processor": {**known, **wanted}}}
+    return {_SETTINGS: {**known, **wanted}}
+
+
+def _wanted(decoder: Decoder, processor: Processor) -> dict[str, object]:
+    """All that openvino-genai reads of an image processor."""
+    assert isinstance(processor, FixedSizeProcessor | AnySizeProcessor)  # of all kinds that it runs
+    vision, std = decoder.vision, processor.pixels.std
     if isinstance(processor, FixedSizeProcessor):
-        wanted: dict[str, object] = {"size": {"height": processor.tile, "width": processor.tile}}
+        found: dict[str, object] = {"size": {"height": processor.tile, "width": processor.tile}}
     else:
-        assert isinstance(processor, AnySizeProcessor)
-        assert isinstance(processor.size_rule, PixelRange)
-        wanted = {"min_pixels": processor.size_rule.min_pixels, "max_pixels": processor.size_rule.max_pixels}
-    for name, values in (("image_mean", processor.pixels.mean), ("image_std", processor.pixels.std)):
-        wanted[name] = [value / _MOST for value in values]
-    return {**known, **{name: value for name, value in wanted.items() if not _is_said(known.get(name), value)}}
+        assert isinstance(vision, DynamicVision)
+        rule = processor.size_rule
+        found = {"patch_size": vision.patch_size}
+        if isinstance(rule, TokenBudget):
+            found |= {"pooling_kernel_size": vision.merge_size, "max_soft_tokens": rule.most_tokens}
+        else:
+            assert isinstance(rule, PixelRange)
+            found |= {"min_pixels": rule.min_pixels, "max_pixels": rule.max_pixels, "merge_size": vision.merge_size,
+                      "temporal_patch_size": vision.temporal_patch_size}  # fmt: skip
+    mean = processor.pixels.mean
+    if decoder.model_type == _GEMMA_4:  # its model centres values itself: export/openvino/padded_patches.py
+        mean, std = tuple(m - s for m, s in zip(mean, std, strict=True)), tuple(2 * one for one in std)
+    return {**found, **{f"image_{name}": [one / _MOST for one in values]
+                        for name, values in (("mean", mean), ("std", std))}}  # fmt: skip
 
 
-def _is_said(given: object, wanted: object) -> bool:
-    """Whether a file says so already, but for rounding: then it stays as it is."""
+def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _is_said(known: Mapping[str, object], name: str, wanted: object) -> bool:
+    """Whether settings say so already, but for rounding: then they stay as they are."""
+    given = known.get(name)
     if isinstance(given, Sequence) and isinstance(wanted, Sequence) and len(given) == len(wanted):
         pairs = zip(given, wanted, strict=True)
-        return all(isinstance(one, float | int) and math.isclose(one, value) for one, value in pairs)
+        return all(isinstance(one, float | int) and math.isclose(one, value, abs_tol=1e-9) for one, value in pairs)
     return given == wanted

@@ -49,8 +49,8 @@ class _TextDecoder(DecoderParts):
         shared = Shared(batch=batch, beams=beams, rope_tables=rope_tables, masks=seen, chunk_masks=in_chunks,
                         temperatures=scales)  # fmt: skip
         x = self.embedded(ids, positions)
-        per_layer_inputs = (
-            self.per_layer_inputs(decoder.per_layer_embedding, ids, x) if decoder.per_layer_embedding else None
-        )
+        per_layer_inputs = None
+        if (inputs := decoder.per_layer_embedding) is not None:
+            per_layer_inputs = self.per_layer_inputs(inputs, self.per_layer_rows(inputs, ids), x)
         self.write(x, shared, per_layer_inputs)
         return ir

@@ -36,13 +36,14 @@ class DecoderParts:
         self.products = Products(ir, packing)
 
     def masks(
-        self, mask: Value, positions: Value, length: Value, *, together: Value | None = None
+        self, mask: Value, positions: Value, length: Value, together: Value | None = None
     ) -> tuple[dict[int | None, Value], dict[int, Value]]:
         """Those of all windows and chunks that the decoder has; see masks.py."""
         decoder = self.decoder
         chunks = [chunk for attention in decoder.attentions if (chunk := decoder.chunk_of(attention))]
         windows = dict.fromkeys(each.window for each in decoder.attentions if decoder.chunk_of(each) is None)
-        return masks(self.ir, mask, positions, length, list(windows), chunks, together=together)
+        return masks(self.ir, mask, positions, length, list(windows), chunks, together=together,
+                     in_windows_only=decoder.images_are_whole_in_windows_only)  # fmt: skip
 
     def write(
         self,
@@ -56,6 +57,7 @@ class DecoderParts:
         behind: what takes the place of a layer's output, by the layer.
         """
         ir, decoder = self.ir, self.decoder
+        assert shared.beams is not None  # a decoder remembers
         attentions = Attentions(self.products, decoder, shared, is_latent=self.is_latent)
         recurrent = Recurrent(self.products, batch=shared.batch, beams=shared.beams)
         if decoder.altup_streams is not None:
@@ -85,15 +87,23 @@ class DecoderParts:
             x = ir.op("Add", [x, learned], "embedding.with_positions", **BROADCAST)
         return normed(ir, x, decoder.embedding_norm, "embedding.normed")
 
-    def per_layer_inputs(self, inputs: PerLayerEmbedding, ids: Value, x: Value) -> Value:
-        """The per-layer embeddings of the tokens, [B, T, layers, size]."""
-        ir, products = self.ir, self.products
+    def per_layer_rows(self, inputs: PerLayerEmbedding, ids: Value) -> Value:
+        """The rows of the table of per-layer embeddings, [B, T, layers * size]."""
+        ir = self.ir
         ir.scope = "per_layer_embedding"
         if inputs.table.rows < self.decoder.vocabulary:
             known = ir.op("Less", [ids, ir.constant(inputs.table.rows)], "known", type="boolean", **BROADCAST)
             ids = ir.op("Select", [known, ids, ir.constant(0)], "ids", type="i64", **BROADCAST)
-        rows = multiplied(ir, products.rows(inputs.table, ids, "rows"), inputs.table_multiplier, "rows.multiplied")
-        projected = products.linear(x, [inputs.projection], "projection")
+        rows = self.products.rows(inputs.table, ids, "rows")
+        rows = multiplied(ir, rows, inputs.table_multiplier, "rows.multiplied")
+        ir.scope = ""
+        return rows
+
+    def per_layer_inputs(self, inputs: PerLayerEmbedding, rows: Value, x: Value) -> Value:
+        """The per-layer embeddings of the tokens, [B, T, layers, size]. x: what the first layer is given."""
+        ir = self.ir
+        ir.scope = "per_layer_embedding"
+        projected = self.products.linear(x, [inputs.projection], "projection")
         shape = ir.constant([0, 0, -1, inputs.size])
         rows, projected = (
             ir.op("Reshape", [each, shape], f"{name}.by_layer", special_zero=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from embedllm.export.openvino.elementwise import added, multiplied, multiplied_by, normed
 from embedllm.export.openvino.ir import BROADCAST, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.export.openvino.vision_layers import EncoderLayers
+from embedllm.export.openvino.vision_layers import EncoderLayers, attend_to_all
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.architecture.weights import Linear
@@ -101,10 +101,7 @@ class _Encoder:
             flat = ir.constant([1, attention.heads, -1, attention.head_dim])
             found = ir.op("Reshape", [found, flat], "attention.flat", special_zero=False)
             return ir.op("Gather", [found, self.windows[2], ir.constant(2)], "attention", batch_dims=0)
-        q, k, v = qkv
-        if attention.scale is not None:  # the operator divides by the root of the size of a head
-            q = multiplied(ir, q, attention.scale * attention.head_dim**0.5, "q.scaled")
-        return ir.op("ScaledDotProductAttention", [q, k, v], "attention", causal=False)
+        return attend_to_all(ir)(index, attention, qkv)
 
     def in_windows(self, x: Value, name: str) -> Value:
         """[1, heads, patches, D] as [heads, windows, longest, D]."""

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 from embedllm.export.layout import Layout
 from embedllm.export.openvino.ir import Ir
-from embedllm.export.openvino.language_model import write_embedding, write_language_model
+from embedllm.export.openvino.language_model import (
+    write_embedding,
+    write_language_model,
+    write_per_layer_embedding,
+)
+from embedllm.export.openvino.padded_patches import write_padded_encoder
 from embedllm.export.openvino.patch_models import write_layers, write_patches, write_positions
 from embedllm.export.openvino.vision import FILE as VISION_FILE
 from embedllm.package.architecture.decoder import Decoder
@@ -34,11 +39,13 @@ class _Model:
 
 
 _LANGUAGE = (_Model("text_embeddings", write_embedding), _Model("language", write_language_model))
+_PER_LAYER = _Model("text_embeddings_per_layer", write_per_layer_embedding)
 _VISION = (_Model("vision_embeddings", write_patches), _Model("vision_embeddings_merger", write_layers))
 _POSITIONS = _Model("vision_embeddings_pos", write_positions)
+_PADDED = _Model("vision_embeddings", write_padded_encoder)
 LANGUAGE_FILE = _LANGUAGE[1].file  # which every such folder has
 # of models whose images have one size the encoder is that of embedllm
-FILES = {VISION_FILE, *(model.file for model in (*_LANGUAGE, *_VISION, _POSITIONS))}
+FILES = {VISION_FILE, *(model.file for model in (*_LANGUAGE, _PER_LAYER, *_VISION, _POSITIONS))}
 
 
 def genai_models(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> dict[str, bytes]:
@@ -62,6 +69,11 @@ def genai_constants(decoder: Decoder, packing: Mapping[str, Packing]) -> dict[st
 
 
 def _models(decoder: Decoder) -> tuple[_Model, ...]:
-    if not isinstance(decoder.vision, DynamicVision):
-        return _LANGUAGE
-    return (*_LANGUAGE, *_VISION, *([_POSITIONS] if decoder.vision.positions is not None else []))
+    vision, found = decoder.vision, [*_LANGUAGE]
+    if decoder.per_layer_embedding is not None:
+        found.append(_PER_LAYER)
+    if isinstance(vision, DynamicVision):
+        found += [_PADDED] if vision.positions_by_axis else _VISION
+        if vision.positions is not None and not vision.positions_by_axis:
+            found.append(_POSITIONS)
+    return tuple(found)

@@ -2,7 +2,8 @@
 
 Embeddings have features of images in the places of their tokens. Inputs: inputs_embeds [B, T, hidden], attention_mask,
 position_ids and beam_idx, as decoder.py has them, and by the kind of model
-- token_type_ids [B, T] i64 (Gemma 3): 1 for the tokens of an image, which see each other;
+- token_type_ids [B, T] i64 (Gemma 3, large Gemma 4): 1 for the tokens of an image, which see each other;
+- per_layer_inputs [B, T, layers, size] (small Gemma 4): rows of the table of per-layer embeddings;
 - position_ids [3, B, T] (M-RoPE): time, row and column; of a recurrent model [4, B, T]: the place among tokens first;
 - visual_pos_masks [B, T] boolean and deepstack_visual_embeds [layers, rows, hidden] (DeepStack): which tokens are an
   image's, and what is added to their rows behind the first layers.
@@ -25,7 +26,8 @@ from embedllm.package.packing import Packing
 from embedllm.package.rope import mrope_axes
 from embedllm.package.tensors import rope_name
 
-TOKEN_TYPES, DEEPSTACK, DEEPSTACK_PLACES = "token_type_ids", "deepstack_visual_embeds", "visual_pos_masks"
+TOKEN_TYPES, PER_LAYER = "token_type_ids", "per_layer_inputs"
+DEEPSTACK, DEEPSTACK_PLACES = "deepstack_visual_embeds", "visual_pos_masks"
 
 
 def write_embedding(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
@@ -33,6 +35,20 @@ def write_embedding(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) ->
     ids = ir.parameter("input_ids", "i64", 2)
     made = DecoderParts(ir, decoder, packing).embedded(ids, ids)  # without learned positions
     ir.split("Result", [made], "inputs_embeds.result", 0)
+
+
+def write_per_layer_embedding(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
+    """Writes the table of per-layer embeddings: input_ids [B, T] i64 to per_layer_inputs [B, T, layers, size]."""
+    inputs, vision = decoder.per_layer_embedding, decoder.vision
+    assert inputs is not None
+    assert vision is not None
+    ids = ir.parameter("input_ids", "i64", 2)
+    is_image = ir.op("Equal", [ids, ir.constant(vision.image_token)], "is_image", type="boolean", **BROADCAST)
+    ids = ir.op("Select", [is_image, ir.constant(0), ids], "ids", type="i64", **BROADCAST)  # as padding has
+    rows = DecoderParts(ir, decoder, packing).per_layer_rows(inputs, ids)
+    made = ir.op("Reshape", [rows, ir.constant([0, 0, -1, inputs.size])], "by_layer", tensor=PER_LAYER,
+                 special_zero=True)  # fmt: skip
+    ir.split("Result", [made], "per_layer_inputs.result", 0)
 
 
 def write_language_model(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
@@ -44,16 +60,20 @@ def write_language_model(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing
     positions = ir.parameter(POSITION_IDS, "i64", 2 if mrope is None else 3)
     beams = ir.parameter("beam_idx", "i32", 1)
     batch, length = ir.size(x, 0, "batch"), ir.size(x, 1, "length")
-    together = None
-    if decoder.images_are_bidirectional:
-        together = _image_numbers(ir)
-        positions = ir.op("Subtract", [positions, ir.constant(1)], "positions", **BROADCAST)  # it counts from 1
+    together = _image_numbers(ir) if decoder.images_are_bidirectional else None
+    if not isinstance(decoder.vision, DynamicVision):  # Gemma 3, whose positions it counts from 1
+        positions = ir.op("Subtract", [positions, ir.constant(1)], "positions", **BROADCAST)
     tables = rotations(ir, decoder, positions) if mrope is None else [_mrope_tables(ir, decoder, mrope, positions)]
-    seen, in_chunks = parts.masks(mask, positions, length, together=together)
+    seen, in_chunks = parts.masks(mask, positions, length, together)
     shared = Shared(batch=batch, beams=beams, rope_tables=tables, masks=seen, chunk_masks=in_chunks,
                     temperatures=temperatures(ir, decoder, positions))  # fmt: skip
+    per_layer_inputs = None
+    if (inputs := decoder.per_layer_embedding) is not None:
+        rows = ir.parameter(PER_LAYER, "f32", [-1, -1, len(decoder.layers), inputs.size])
+        per_layer_inputs = parts.per_layer_inputs(inputs, rows, x)
     is_deepstack = isinstance(decoder.vision, DynamicVision) and decoder.vision.deepstack
-    parts.write(x, shared, behind=_deepstack(ir, decoder) if is_deepstack else lambda _, output: output)
+    behind = _deepstack(ir, decoder) if is_deepstack else lambda _, output: output
+    parts.write(x, shared, per_layer_inputs, behind)
 
 
 def _image_numbers(ir: Ir) -> Value:

@@ -19,10 +19,12 @@ def masks(
     chunks: Sequence[int],
     *,
     together: Value | None = None,
+    in_windows_only: bool = False,
 ) -> tuple[dict[int | None, Value], dict[int, Value]]:
     """What is added to the scores, [B, 1, T, past + T], by window and by chunk: 0, or much less for what is hidden.
 
-    together: i64 [B, T], a number above 0 for tokens that see those of the same number, later ones too.
+    together: i64 [B, T], a number above 0 for tokens that see those of the same number, later ones too;
+    `in_windows_only`: where there is a window, and only there.
     """
     total = ir.op("Squeeze", [ir.size(mask, 1, "total"), ir.constant(0)], "total.number")
     number = ir.op("Squeeze", [length, ir.constant(0)], "length.number")
@@ -32,15 +34,16 @@ def masks(
     queries = ir.op("Range", [past, total, one], "queries.flat", output_type="i64")
     queries = ir.op("Unsqueeze", [queries, one], "queries")  # [T, 1]
     earlier = ir.op("LessEqual", [keys, queries], "earlier", type="boolean", **BROADCAST)
+    before = earlier  # of attention without a window
     if together is not None:
-        same = _same(ir, together, past)
-        earlier = ir.op("LogicalOr", [earlier, same], "earlier.or_together", **BROADCAST)
+        earlier = ir.op("LogicalOr", [earlier, _same(ir, together, past)], "earlier.or_together", **BROADCAST)
+        before = before if in_windows_only else earlier
     given = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
     given = ir.op("Unsqueeze", [given, ir.constant([1, 2])], "given")  # [B, 1, 1, total]
     found: dict[int | None, Value] = {}
     for window in windows:
         if window is None:
-            both = ir.op("LogicalAnd", [earlier, given], "mask.both", **BROADCAST)
+            both = ir.op("LogicalAnd", [before, given], "mask.both", **BROADCAST)
             found[window] = ir.op("Select", [both, *_scores(ir)], "mask", type="f32", **BROADCAST)
         else:
             found[window] = _window_mask(ir, mask, positions, window, (earlier, given))

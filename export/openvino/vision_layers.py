@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from embedllm.export.openvino.elementwise import activated, added, multiplied, multiplied_by, normed
-from embedllm.export.openvino.ir import BROADCAST, Value
+from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mlp
 from embedllm.package.architecture.attention import Attention
@@ -17,6 +17,18 @@ from embedllm.package.tensors import POOLED
 
 # what the queries of a layer find, [1, heads, patches, D]: of its number, its attention, and q, k and v of that shape
 Attend = Callable[[int, Attention, tuple[Value, Value, Value]], Value]
+
+
+def attend_to_all(ir: Ir) -> Attend:
+    """Of layers whose patches all see each other."""
+
+    def attend(_: int, attention: Attention, qkv: tuple[Value, Value, Value]) -> Value:
+        q, k, v = qkv
+        if attention.scale is not None:  # the operator divides by the root of the size of a head
+            q = multiplied(ir, q, attention.scale * attention.head_dim**0.5, "q.scaled")
+        return ir.op("ScaledDotProductAttention", [q, k, v], "attention", causal=False)
+
+    return attend
 
 
 class EncoderLayers:

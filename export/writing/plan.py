@@ -38,9 +38,9 @@ class Plan:
     runs: tuple[tuple[Linear, ...], ...]
     prequantized: frozenset[str]  # names of matrices that are stored as the source holds them
     constants: Mapping[str, bytes]  # of the OpenVINO models, by their entry in the weights file
-    openvino_images: bool  # among them those of models for openvino-genai's VLMPipeline
     search: bool  # the scales of 4 bits
     layout: Layout
+    openvino_images: bool = False  # there will be models for openvino-genai's VLMPipeline, too
 
 
 def plan(

@@ -18,9 +18,11 @@ A random model of Qwen2-VL 2B's shape with 4 of 28 layers and 8 of 32 in its enc
 both. Decoder in 4 bits, encoder in 8. optimum-intel 2.2 needs transformers 4.57, so an environment of its own.
 
     python -m tests.benchmarks.bench_images_beside onnxruntime-genai [qwen2_vl | gemma3] [--rounds 7]
+    pip install openvino-genai openvino-tokenizers transformers
+    python -m tests.benchmarks.bench_images_beside openvino-genai [qwen2_vl | gemma3] [--rounds 7]
 
 The same model, or one of Gemma 3 4B's shape with 4 of 34 layers and 4 of 27 in its encoder (896 x 896 pixels, 256
-tokens), by both from one folder and PNG files.
+tokens), by both from one folder, on `cpu` and on `openvino`. onnxruntime-genai is given PNG files, and so is embedllm.
 
 A request is an image and a text, the reply one token: resizing is part of it. Printed are the first request of each,
 then medians and the range in milliseconds.
@@ -201,7 +203,7 @@ def measure(engines: Mapping[str, Ask], side: int, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["llama-cpp", "write", "openvino-genai", "onnxruntime-genai"])
-    parser.add_argument("folders", nargs="*", type=Path, help="or, for onnxruntime-genai, the shape")
+    parser.add_argument("folders", nargs="*", type=Path, help="or the shape")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=30, help="of SmolVLM's decoder")
@@ -217,14 +219,15 @@ def main() -> None:
             engines = {f"embedllm, {device}": ours(stack, package, device) for device in ("cpu", "openvino")}
             engines["llama.cpp, defaults"] = llama_cpp(pair, 0)
             engines[f"llama.cpp, {options.threads} threads"] = llama_cpp(pair, options.threads)
-        elif options.what == "onnxruntime-genai":
-            is_gemma = options.folders == [Path("gemma3")]
+        elif len(options.folders) < 2:
+            is_gemma, is_onnx = options.folders == [Path("gemma3")], options.what == "onnxruntime-genai"
             (write_gemma if is_gemma else write_qwen)(Path(made) / "checkpoint")
-            recipe = Recipe(method="nearest")
-            package = convert(Path(made) / "checkpoint", Path(made) / "package", recipe, genai_images=True)
-            engines = {"embedllm, cpu": ours(stack, package, "cpu", as_file=True)}
+            package = convert(Path(made) / "checkpoint", Path(made) / "package", Recipe(method="nearest"),
+                              genai_images=is_onnx, openvino_images=not is_onnx)  # fmt: skip
+            device, theirs = ("cpu", onnxruntime_genai) if is_onnx else ("openvino", openvino_genai)
+            engines = {f"embedllm, {device}": ours(stack, package, device, as_file=is_onnx)}
             side = GEMMA_SIDE if is_gemma else QWEN_SIDE
-            engines["onnxruntime-genai"] = onnxruntime_genai(package)
+            engines[options.what] = theirs(package)
         else:
             package, theirs = options.folders
             engines, side = {"embedllm, openvino": ours(stack, package, "openvino")}, QWEN_SIDE

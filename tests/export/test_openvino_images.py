@@ -30,7 +30,9 @@ _CONSTANT = re.compile(r'type="Const".*? offset="(\d+)" size="')
 
 def more_files(family: str) -> set[str]:
     """Those that a family's folders have for openvino-genai."""
-    if family == "gemma3":
+    if family == "gemma4 small":
+        return FILES | {"openvino_text_embeddings_per_layer_model.xml"}
+    if family in ("gemma3", "gemma4 large"):
         return FILES
     return FILES | OF_PATCHES | (POSITIONS if family.startswith("qwen3") else set())
 
@@ -94,6 +96,20 @@ def test_settings_say_what_openvino_genai_has_other_defaults_for(tmp_path: Path)
     assert after["image_mean"] == pytest.approx([0.48145466, 0.4578275, 0.40821073])  # of transformers
 
 
+def test_settings_of_videos_too_are_in_one_file(tmp_path: Path) -> None:
+    """Then openvino-genai reads no other."""
+    checkpoint = openvino_checkpoint(tmp_path / "checkpoint", "gemma4 small")
+    settings = json.loads((checkpoint / "processor_config.json").read_text())
+    settings["image_processor"] |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # unused: do_normalize is false
+    settings["video_processor"] = {"max_soft_tokens": 70}
+    (checkpoint / "processor_config.json").write_text(json.dumps(settings))
+    folder = convert(checkpoint, tmp_path / "package", RECIPE, openvino_images=True)
+    assert not (folder / "preprocessor_config.json").exists()
+    after = json.loads((folder / "processor_config.json").read_text())
+    changed = {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    assert after == {**settings, "image_processor": {**settings["image_processor"], **changed}}
+
+
 def test_mixtures_have_the_type_that_openvino_genai_knows(tmp_path: Path) -> None:
     folder = convert(openvino_checkpoint(tmp_path / "checkpoint", "qwen3_vl_moe"), tmp_path / "package", RECIPE,
                      openvino_images=True)  # fmt: skip
@@ -108,7 +124,7 @@ def test_the_command_line_has_it(tmp_path: Path) -> None:
 
 def test_what_openvino_genai_does_not_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for name, checkpoint, said in (
-        ("text", tiny_checkpoint(tmp_path / "text"), "'qwen3' .* it takes no images. Those that can: gemma3, qwen2_vl"),
+        ("text", tiny_checkpoint(tmp_path / "text"), "'qwen3' .* it takes no images. Those that can: gemma3, gemma4"),
         ("smolvlm", chat_checkpoint(tmp_path / "smolvlm"), "'smolvlm' .* it has other inputs there, or no type"),
         ("lfm2", dynamic_chat_checkpoint(tmp_path / "lfm2", "lfm2_vl"), "it has other inputs there, or no type"),
     ):

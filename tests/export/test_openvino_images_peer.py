@@ -12,6 +12,7 @@ import embedllm
 from embedllm.export import Recipe, convert
 from tests.export.test_genai_images_peer import noise
 from tests.support.genai_images import Parts, message
+from tests.support.gguf_mmproj import seeing_checkpoint, write_pair
 from tests.support.openvino_images import EXACT, FAMILIES, openvino_checkpoint, replied
 
 og = pytest.importorskip("openvino_genai")
@@ -40,9 +41,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return exported
 
 
-def image(folder: Path, family: str, width: int = 40, height: int = 24) -> Path:
-    """One that is not resized: openvino-genai's kernels are its own."""
-    return noise(folder, *((64, 64) if family == "gemma3" else (width, height)))
+SIZES = {"gemma3": ((64, 64),) * 3, **dict.fromkeys(("gemma4 small", "gemma4 large"), ((80, 56), (56, 80), (112, 40)))}
+
+
+def image(folder: Path, family: str, number: int = 0) -> Path:
+    """One of three that are not resized: openvino-genai's kernels are its own."""
+    return noise(folder, *SIZES.get(family, ((40, 24), (16, 24), (24, 56)))[number])
 
 
 def assert_equal(folder: Path, parts: Parts, properties: dict[str, object] = EXACT, count: int = COUNT) -> None:
@@ -69,7 +73,7 @@ def test_stateful_attention(make: Make, tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_images_of_different_sizes(make: Make, tmp_path: Path, family: str) -> None:
-    images = [image(tmp_path, family, *size) for size in ((40, 24), (16, 24), (24, 56))]
+    images = [image(tmp_path, family, number) for number in range(3)]
     assert_equal(make(family, FLOATS), (images[0], "and", images[1], "then", images[2], "what"))
 
 
@@ -83,3 +87,10 @@ def test_windows_and_images(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_alone(make: Make, family: str) -> None:
     assert_equal(make(family, FLOATS), ("hello, world",))
+
+
+def test_of_gguf_files(tmp_path: Path) -> None:
+    pair = write_pair(tmp_path / "files", seeing_checkpoint(tmp_path / "checkpoint", "qwen2_5_vl"))
+    folder = convert(pair.text, tmp_path / "package", FLOATS, mmproj=pair.mmproj, openvino_images=True)
+    large_enough = noise(tmp_path, 64, 56)  # for the usual least number of pixels: such files say none
+    assert_equal(folder, ("hello", large_enough, "what is it"))

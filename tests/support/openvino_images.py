@@ -10,11 +10,14 @@ from types import ModuleType
 
 import numpy as np
 from PIL import Image
+from tokenizers import Tokenizer
 
 from embedllm.text.chat_template import ChatTemplate
+from tests.support.gemma4 import gemma4_checkpoint
 from tests.support.genai_images import Parts, genai_checkpoint
 
-FAMILIES = ("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = ("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
+            "gemma4 small", "gemma4 large")  # fmt: skip
 WINDOW = 300  # of Gemma 3: more than the 256 tokens of an image, which see each other in PagedAttention even beyond it
 # float activations and KV, no rounding to int8: what exact=True sets
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
@@ -22,7 +25,13 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0
 
 def openvino_checkpoint(folder: Path, family: str) -> Path:
     """As genai_checkpoint(), with a tokenizer that transformers takes as it is, whatever the model's type."""
-    genai_checkpoint(folder, family, WINDOW)
+    if family.startswith("gemma4"):
+        gemma4_checkpoint(folder, family.removeprefix("gemma4 "))
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.add_special_tokens(["<|video|>"])
+        tokenizer.save(str(folder / "tokenizer.json"))
+    else:
+        genai_checkpoint(folder, family, WINDOW)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
