@@ -20,5 +20,6 @@ def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in TOKENIZERS:
             (folder / name).write_bytes(b"x")
 
-    monkeypatch.setattr("embedllm.export.request.check_installed", lambda: None)
+    for importer in ("request", "openvino.tokenizer"):  # the latter's is the command's
+        monkeypatch.setattr(f"embedllm.export.{importer}.check_installed", lambda: None)
     monkeypatch.setattr(pipeline, "write_tokenizer", write)

@@ -49,7 +49,7 @@ def packed_as(checkpoint: Path, out: Path, packing: Mapping[str, Packing]) -> Pa
         patch.setattr(
             pipeline,
             "plan",
-            lambda decoder, recipe, prequantized: plan(decoder, recipe, packing, prequantized=prequantized),
+            lambda decoder, recipe, prequantized, **_: plan(decoder, recipe, packing, prequantized=prequantized),
         )
         return convert(checkpoint, out, NARROW)
 
