@@ -13,7 +13,7 @@ from pathlib import Path
 from embedllm.errors import ExportError
 from embedllm.export.graphs import Model
 from embedllm.export.openvino.genai_models import genai_models
-from embedllm.export.writing.image_marks import check_marks
+from embedllm.export.writing.image_tokens import check_image_tokens
 from embedllm.files.atomic import write_json
 from embedllm.files.json_object import read_json_object
 from embedllm.images.any_size import AnySizeProcessor
@@ -31,7 +31,7 @@ _GEMMA_3, _GEMMA_4 = "gemma3", "gemma4"
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # "model_type" there, by that of ours. The experts of a mixture are in the graph, of which it sees nothing
 _KINDS = {**{name: name for name in (_GEMMA_3, _GEMMA_4, *_QWEN)}, "qwen3_vl_moe": "qwen3_vl"}
-_MARKS = {
+_IMAGE_TOKENS = {
     _GEMMA_3: ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     _GEMMA_4: ("<|image|>", "<|image>", "<image|>", "<|video|>"),
     **dict.fromkeys(_QWEN, ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")),
@@ -60,21 +60,26 @@ def prepare_openvino_images(folder: Path, decoder: Decoder, config: Mapping[str,
     """
     vision, kind = decoder.vision, _KINDS.get(decoder.model_type)
     if vision is None or kind is None:
-        reason = "takes no images" if vision is None else "has other inputs there, or no type"
+        reason = "takes no images" if vision is None else "has no type there, or other inputs than our graphs"
         raise ExportError(
             f"'{decoder.model_type}' cannot read images in {_LIBRARY}: it {reason}. Those that can: "
             f"{', '.join(_KINDS)}. Export without {_OPTION}."
         )
     if decoder.model_type in _QWEN:
-        _check_encoder(folder, vision)
-    check_marks(folder, _MARKS[decoder.model_type], vision.image_token, library=_LIBRARY, option=_OPTION)
-    settings = _settings(folder, decoder, open_processor(folder, vision, {}))
-    return OpenvinoImages(files={_CONFIG: _config(config, kind, decoder), **settings})
+        _check_encoder(folder, decoder.model_type, vision)
+    check_image_tokens(folder, _IMAGE_TOKENS[decoder.model_type], vision.image_token, library=_LIBRARY, option=_OPTION)
+    settings = _make_settings(folder, decoder, open_processor(folder, vision, {}))
+    return OpenvinoImages(files={_CONFIG: _make_config(config, kind, decoder), **settings})
 
 
-def _check_encoder(folder: Path, vision: object) -> None:
+def _check_encoder(folder: Path, model_type: str, vision: object) -> None:
     """Its code has numbers of its own for encoders of Qwen's."""
     assert isinstance(vision, DynamicVision)
+    if model_type.startswith("qwen3_vl") and not vision.deepstack:
+        raise ExportError(
+            f"the vision encoder of '{folder.name}' has no DeepStack, which {_LIBRARY} gives every '{model_type}'. "
+            f"Export without {_OPTION}."
+        )
     if vision.rope_base != _ROPE_BASE or vision.temporal_patch_size != _IMAGES_OF_A_PATCH:
         raise ExportError(
             f"the vision encoder of '{folder.name}' has a RoPE base of {vision.rope_base:g} and patches of "
@@ -83,7 +88,7 @@ def _check_encoder(folder: Path, vision: object) -> None:
         )
 
 
-def _config(config: Mapping[str, object], kind: str, decoder: Decoder) -> dict[str, object]:
+def _make_config(config: Mapping[str, object], kind: str, decoder: Decoder) -> dict[str, object]:
     """config.json, with all that it reads: what a checkpoint leaves out may have another default there."""
     text, of_vision = (dict(_section(config, f"{name}_config")) for name in ("text", "vision"))
     vision = decoder.vision
@@ -101,20 +106,19 @@ def _config(config: Mapping[str, object], kind: str, decoder: Decoder) -> dict[s
     return {**config, "model_type": kind, **({"text_config": text} if text else {}), "vision_config": of_vision}
 
 
-def _settings(folder: Path, decoder: Decoder, processor: Processor) -> dict[str, dict[str, object]]:
+def _make_settings(folder: Path, decoder: Decoder, processor: Processor) -> dict[str, dict[str, object]]:
     """The folder's settings of the image processor, with all that it reads, in the file where it looks for them."""
-    whole, alone = (read_json_object(folder / name) for name in (_PROCESSOR, _SETTINGS))
-    inner = _section(whole, "image_processor")
-    is_whole = bool(inner) and "video_processor" in whole
-    given = {**inner, **alone}
+    both, image = (read_json_object(folder / name) for name in (_PROCESSOR, _SETTINGS))
+    inner = _section(both, "image_processor")
+    given = {**inner, **image}
     known = {key: value for key, value in given.items() if value is not None}
-    wanted = {name: value for name, value in _wanted(decoder, processor).items() if not _is_said(known, name, value)}
-    if is_whole:
-        return {_PROCESSOR: {**whole, "image_processor": {**known, **wanted}}}
+    wanted = {name: value for name, value in _values(decoder, processor).items() if not _has(known, name, value)}
+    if inner and "video_processor" in both:
+        return {_PROCESSOR: {**both, "image_processor": {**known, **wanted}}}
     return {_SETTINGS: {**known, **wanted}}
 
 
-def _wanted(decoder: Decoder, processor: Processor) -> dict[str, object]:
+def _values(decoder: Decoder, processor: Processor) -> dict[str, object]:
     """All that openvino-genai reads of an image processor."""
     assert isinstance(processor, FixedSizeProcessor | AnySizeProcessor)  # of all kinds that it runs
     vision, std = decoder.vision, processor.pixels.std
@@ -133,8 +137,8 @@ def _wanted(decoder: Decoder, processor: Processor) -> dict[str, object]:
     mean = processor.pixels.mean
     if decoder.model_type == _GEMMA_4:  # its model centres values itself: export/openvino/padded_patches.py
         mean, std = tuple(m - s for m, s in zip(mean, std, strict=True)), tuple(2 * one for one in std)
-    return {**found, **{f"image_{name}": [one / _MOST for one in values]
-                        for name, values in (("mean", mean), ("std", std))}}  # fmt: skip
+    found |= {"image_mean": [one / _MOST for one in mean], "image_std": [one / _MOST for one in std]}
+    return {**found, "do_rescale": True, "rescale_factor": 1 / _MOST}  # which it does, whatever settings say
 
 
 def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
@@ -142,9 +146,9 @@ def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_said(known: Mapping[str, object], name: str, wanted: object) -> bool:
-    """Whether settings say so already, but for rounding: then they stay as they are."""
-    given = known.get(name)
+def _has(known: Mapping[str, object], name: str, wanted: object) -> bool:
+    """Whether settings have the value already, but for rounding: then it stays as it is."""
+    given = known.get(name, {"do_rescale": True, "rescale_factor": 1 / _MOST}.get(name))
     if isinstance(given, Sequence) and isinstance(wanted, Sequence) and len(given) == len(wanted):
         pairs = zip(given, wanted, strict=True)
         return all(isinstance(one, float | int) and math.isclose(one, value, abs_tol=1e-9) for one, value in pairs)

@@ -90,7 +90,7 @@ def convert(
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
     openvino_images: the same, as a model that takes images, where openvino-genai runs its kind
-    (docs/guide-export.md#in-openvino-genai).
+    (docs/guide-export.md#images-there).
     genai_images: the folder loads in onnxruntime-genai as a model that takes images, where that has its type
     (docs/guide-export.md#in-onnxruntime-genai); without it as a text decoder.
     shard: cut files of more bytes into parts, for web servers that limit the size of a file; such a folder is loaded by

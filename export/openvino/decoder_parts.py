@@ -36,13 +36,13 @@ class DecoderParts:
         self.products = Products(ir, packing)
 
     def masks(
-        self, mask: Value, positions: Value, length: Value, together: Value | None = None
+        self, mask: Value, positions: Value, length: Value, image_blocks: Value | None = None
     ) -> tuple[dict[int | None, Value], dict[int, Value]]:
         """Those of all windows and chunks that the decoder has; see masks.py."""
         decoder = self.decoder
         chunks = [chunk for attention in decoder.attentions if (chunk := decoder.chunk_of(attention))]
         windows = dict.fromkeys(each.window for each in decoder.attentions if decoder.chunk_of(each) is None)
-        return masks(self.ir, mask, positions, length, list(windows), chunks, together=together,
+        return masks(self.ir, mask, positions, length, list(windows), chunks, image_blocks=image_blocks,
                      in_windows_only=decoder.images_are_whole_in_windows_only)  # fmt: skip
 
     def write(
@@ -50,14 +50,14 @@ class DecoderParts:
         x: Value,
         shared: Shared,
         per_layer_inputs: Value | None = None,
-        behind: Callable[[int, Value], Value] = lambda _, x: x,
+        after_layer: Callable[[int, Value], Value] | None = None,
     ) -> None:
         """All behind the embedding, up to the output.
 
-        behind: what takes the place of a layer's output, by the layer.
+        after_layer: what takes the place of a layer's output, by the layer.
         """
         ir, decoder = self.ir, self.decoder
-        assert shared.beams is not None  # a decoder remembers
+        assert shared.beams is not None  # a decoder has a KV cache
         attentions = Attentions(self.products, decoder, shared, is_latent=self.is_latent)
         recurrent = Recurrent(self.products, batch=shared.batch, beams=shared.beams)
         if decoder.altup_streams is not None:
@@ -69,7 +69,7 @@ class DecoderParts:
                 x = self.layer(index, layer, x, attentions, recurrent, per_layer_inputs)
             else:
                 x = self.altup_layer(index, layer, layer.altup, x, attentions, recurrent, per_layer_inputs)
-            x = behind(index, x)
+            x = x if after_layer is None else after_layer(index, x)
         if decoder.altup_streams is not None:
             ir.scope = "streams.end"
             x = streams.ended(self.products, decoder.altup_streams, x)

@@ -101,7 +101,7 @@ class _Encoder:
             flat = ir.constant([1, attention.heads, -1, attention.head_dim])
             found = ir.op("Reshape", [found, flat], "attention.flat", special_zero=False)
             return ir.op("Gather", [found, self.windows[2], ir.constant(2)], "attention", batch_dims=0)
-        return attend_to_all(ir)(index, attention, qkv)
+        return attend_to_all(ir, attention, qkv)
 
     def in_windows(self, x: Value, name: str) -> Value:
         """[1, heads, patches, D] as [heads, windows, longest, D]."""

@@ -17,7 +17,6 @@ from embedllm.export.openvino.language_model import (
 )
 from embedllm.export.openvino.padded_patches import write_padded_encoder
 from embedllm.export.openvino.patch_models import write_layers, write_patches, write_positions
-from embedllm.export.openvino.vision import FILE as VISION_FILE
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.packing import Packing
@@ -44,8 +43,8 @@ _VISION = (_Model("vision_embeddings", write_patches), _Model("vision_embeddings
 _POSITIONS = _Model("vision_embeddings_pos", write_positions)
 _PADDED = _Model("vision_embeddings", write_padded_encoder)
 LANGUAGE_FILE = _LANGUAGE[1].file  # which every such folder has
-# of models whose images have one size the encoder is that of embedllm
-FILES = {VISION_FILE, *(model.file for model in (*_LANGUAGE, _PER_LAYER, *_VISION, _POSITIONS))}
+# of models whose images have one size "vision_embeddings" is the encoder of embedllm
+FILES = {*(model.file for model in (*_LANGUAGE, _PER_LAYER, *_VISION, _POSITIONS))}
 
 
 def genai_models(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> dict[str, bytes]:

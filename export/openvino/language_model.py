@@ -32,8 +32,9 @@ DEEPSTACK, DEEPSTACK_PLACES = "deepstack_visual_embeds", "visual_pos_masks"
 
 def write_embedding(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
     """Writes the embedding: input_ids [B, T] i64 to inputs_embeds [B, T, hidden]."""
+    assert decoder.position_embeddings is None  # of those it has no positions
     ids = ir.parameter("input_ids", "i64", 2)
-    made = DecoderParts(ir, decoder, packing).embedded(ids, ids)  # without learned positions
+    made = DecoderParts(ir, decoder, packing).embedded(ids, ids)
     ir.split("Result", [made], "inputs_embeds.result", 0)
 
 
@@ -60,11 +61,11 @@ def write_language_model(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing
     positions = ir.parameter(POSITION_IDS, "i64", 2 if mrope is None else 3)
     beams = ir.parameter("beam_idx", "i32", 1)
     batch, length = ir.size(x, 0, "batch"), ir.size(x, 1, "length")
-    together = _image_numbers(ir) if decoder.images_are_bidirectional else None
-    if not isinstance(decoder.vision, DynamicVision):  # Gemma 3, whose positions it counts from 1
+    image_blocks = _image_blocks(ir) if decoder.images_are_bidirectional else None
+    if decoder.model_type == "gemma3":  # whose positions openvino-genai counts from 1
         positions = ir.op("Subtract", [positions, ir.constant(1)], "positions", **BROADCAST)
     tables = rotations(ir, decoder, positions) if mrope is None else [_mrope_tables(ir, decoder, mrope, positions)]
-    seen, in_chunks = parts.masks(mask, positions, length, together)
+    seen, in_chunks = parts.masks(mask, positions, length, image_blocks)
     shared = Shared(batch=batch, beams=beams, rope_tables=tables, masks=seen, chunk_masks=in_chunks,
                     temperatures=temperatures(ir, decoder, positions))  # fmt: skip
     per_layer_inputs = None
@@ -72,17 +73,16 @@ def write_language_model(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing
         rows = ir.parameter(PER_LAYER, "f32", [-1, -1, len(decoder.layers), inputs.size])
         per_layer_inputs = parts.per_layer_inputs(inputs, rows, x)
     is_deepstack = isinstance(decoder.vision, DynamicVision) and decoder.vision.deepstack
-    behind = _deepstack(ir, decoder) if is_deepstack else lambda _, output: output
-    parts.write(x, shared, per_layer_inputs, behind)
+    parts.write(x, shared, per_layer_inputs, _deepstack(ir, decoder, x) if is_deepstack else None)
 
 
-def _image_numbers(ir: Ir) -> Value:
+def _image_blocks(ir: Ir) -> Value:
     """[B, T], a number above 0 for the tokens of each image. Between two images there is other text."""
     types = ir.parameter(TOKEN_TYPES, "i64", 2)
-    is_text = ir.op("Subtract", [ir.constant(1), types], "image_numbers.text", **BROADCAST)
-    before = ir.op("CumSum", [is_text, ir.constant(1)], "image_numbers.before", exclusive=False, reverse=False)
-    plus_one = ir.op("Add", [before, ir.constant(1)], "image_numbers.plus_one", **BROADCAST)
-    return multiplied_by(ir, [plus_one, types], "image_numbers")
+    is_text = ir.op("Subtract", [ir.constant(1), types], "image_blocks.text", **BROADCAST)
+    before = ir.op("CumSum", [is_text, ir.constant(1)], "image_blocks.before", exclusive=False, reverse=False)
+    plus_one = ir.op("Add", [before, ir.constant(1)], "image_blocks.plus_one", **BROADCAST)
+    return multiplied_by(ir, [plus_one, types], "image_blocks")
 
 
 def _mrope_tables(ir: Ir, decoder: Decoder, mrope: Mrope, positions: Value) -> tuple[Value, Value]:
@@ -104,12 +104,14 @@ def _mrope_tables(ir: Ir, decoder: Decoder, mrope: Mrope, positions: Value) -> t
     return found[0], found[1]
 
 
-def _deepstack(ir: Ir, decoder: Decoder) -> Callable[[int, Value], Value]:
-    """Adds to the output of the first layers the rows of its tokens."""
+def _deepstack(ir: Ir, decoder: Decoder, x: Value) -> Callable[[int, Value], Value]:
+    """Adds to the output of the first layers the rows of its tokens. x: embeddings."""
     assert isinstance(decoder.vision, DynamicVision)
     places = ir.parameter(DEEPSTACK_PLACES, "boolean", 2)
     features = ir.parameter(DEEPSTACK, "f32", [-1, -1, decoder.hidden])
-    flat = ir.op("Reshape", [places, ir.constant([-1])], "deepstack.places", special_zero=False)
+    flat = ir.op("Reshape", [places, ir.constant([-1])], "deepstack.places.given", special_zero=False)
+    # of text alone, and of several beams, it gives one place for all
+    flat = ir.op("Broadcast", [flat, _token_count(ir, x)], "deepstack.places", mode="numpy")
     numbers = ir.op("Convert", [flat], "deepstack.numbers", type="i64", destination_type="i64")
     count = ir.op("CumSum", [numbers, ir.constant(0)], "deepstack.count", exclusive=False, reverse=False)
     last = ir.op("Subtract", [count, ir.constant(1)], "deepstack.last", **BROADCAST)
@@ -118,7 +120,7 @@ def _deepstack(ir: Ir, decoder: Decoder) -> Callable[[int, Value], Value]:
     is_image = ir.op("Unsqueeze", [floats, ir.constant(1)], "deepstack.is_image")
     layers = len(decoder.vision.deepstack)
 
-    def behind(index: int, output: Value) -> Value:
+    def add(index: int, output: Value) -> Value:
         if index >= layers:
             return output
         own = ir.op("Gather", [features, ir.constant(index), ir.constant(0)], "deepstack.own", batch_dims=0)
@@ -128,4 +130,11 @@ def _deepstack(ir: Ir, decoder: Decoder) -> Callable[[int, Value], Value]:
         more = ir.op("Reshape", [of_images, shape], "deepstack", special_zero=False)
         return added(ir, [output, more], "with_deepstack")
 
-    return behind
+    return add
+
+
+def _token_count(ir: Ir, x: Value) -> Value:
+    """[1], of all sequences."""
+    shape = ir.op("ShapeOf", [x], "token_count.shape", type="i64", output_type="i64")
+    sizes = ir.op("Gather", [shape, ir.constant([0, 1]), ir.constant(0)], "token_count.sizes", batch_dims=0)
+    return ir.op("ReduceProd", [sizes, ir.constant([0])], "token_count", keep_dims=True)

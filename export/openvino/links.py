@@ -35,5 +35,5 @@ def link_weights(folder: Path, names: Collection[str]) -> None:
                 raise ExportError(
                     f"the disk of '{folder.parent}' takes no links ({error.strerror or error}), but openvino-genai "
                     f"needs '{link.name}' as a second name of '{WEIGHTS}'. Export to another disk, or without "
-                    "--openvino-tokenizer."
+                    "what openvino-genai needs."
                 ) from error

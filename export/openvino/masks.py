@@ -18,12 +18,12 @@ def masks(
     windows: Sequence[int | None],
     chunks: Sequence[int],
     *,
-    together: Value | None = None,
+    image_blocks: Value | None = None,
     in_windows_only: bool = False,
 ) -> tuple[dict[int | None, Value], dict[int, Value]]:
     """What is added to the scores, [B, 1, T, past + T], by window and by chunk: 0, or much less for what is hidden.
 
-    together: i64 [B, T], a number above 0 for tokens that see those of the same number, later ones too;
+    image_blocks: i64 [B, T], a number above 0 for tokens that see those of the same number, later ones too;
     `in_windows_only`: where there is a window, and only there.
     """
     total = ir.op("Squeeze", [ir.size(mask, 1, "total"), ir.constant(0)], "total.number")
@@ -35,8 +35,9 @@ def masks(
     queries = ir.op("Unsqueeze", [queries, one], "queries")  # [T, 1]
     earlier = ir.op("LessEqual", [keys, queries], "earlier", type="boolean", **BROADCAST)
     before = earlier  # of attention without a window
-    if together is not None:
-        earlier = ir.op("LogicalOr", [earlier, _same(ir, together, past)], "earlier.or_together", **BROADCAST)
+    if image_blocks is not None:
+        same = _same_block(ir, image_blocks, past)
+        earlier = ir.op("LogicalOr", [earlier, same], "earlier.or_same_block", **BROADCAST)
         before = before if in_windows_only else earlier
     given = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
     given = ir.op("Unsqueeze", [given, ir.constant([1, 2])], "given")  # [B, 1, 1, total]
@@ -50,16 +51,16 @@ def masks(
     return found, {chunk: _chunk_mask(ir, mask, positions, chunk, (earlier, given)) for chunk in dict.fromkeys(chunks)}
 
 
-def _same(ir: Ir, together: Value, past: Value) -> Value:
+def _same_block(ir: Ir, blocks: Value, past: Value) -> Value:
     """Which queries and keys have the same number, [B, 1, T, past + T]; those of before have none."""
-    none = ir.op("Unsqueeze", [past, ir.constant(0)], "together.past")
-    pads = [ir.op("Concat", [ir.constant([0]), none], "together.pads", axis=0), ir.constant([0, 0]), ir.constant(0)]
-    of_keys = ir.op("Pad", [together, *pads], "together.keys.flat", pad_mode="constant")
-    of_query = ir.op("Unsqueeze", [together, ir.constant([1, 3])], "together.queries")
-    of_key = ir.op("Unsqueeze", [of_keys, ir.constant([1, 2])], "together.keys")
-    same = ir.op("Equal", [of_query, of_key], "together.same", type="boolean", **BROADCAST)
-    is_any = ir.op("Greater", [of_query, ir.constant(0)], "together.any", type="boolean", **BROADCAST)
-    return ir.op("LogicalAnd", [same, is_any], "together", **BROADCAST)
+    none = ir.op("Unsqueeze", [past, ir.constant(0)], "image_block.past")
+    pads = [ir.op("Concat", [ir.constant([0]), none], "image_block.pads", axis=0), ir.constant([0, 0]), ir.constant(0)]
+    of_keys = ir.op("Pad", [blocks, *pads], "image_block.keys.flat", pad_mode="constant")
+    of_query = ir.op("Unsqueeze", [blocks, ir.constant([1, 3])], "image_block.queries")
+    of_key = ir.op("Unsqueeze", [of_keys, ir.constant([1, 2])], "image_block.keys")
+    same = ir.op("Equal", [of_query, of_key], "image_block.same", type="boolean", **BROADCAST)
+    is_any = ir.op("Greater", [of_query, ir.constant(0)], "image_block.any", type="boolean", **BROADCAST)
+    return ir.op("LogicalAnd", [same, is_any], "image_block", **BROADCAST)
 
 
 def _chunk_mask(ir: Ir, mask: Value, positions: Value, chunk: int, others: tuple[Value, Value]) -> Value:

@@ -13,6 +13,7 @@ from embedllm.export.openvino.elementwise import added, multiplied
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.vision_layers import EncoderLayers, attend_to_all
+from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.packing import Packing
@@ -39,9 +40,12 @@ class _Encoder:
         order = self.square_order()
         places = ir.op("Gather", [self.places, order, ir.constant(1)], "places", batch_dims=0)  # [1, patches, 2]
         x = self.embedded(order, places)
-        layers = EncoderLayers(self.vision, products, self.rotations(places), attend_to_all(ir))
+        layers = EncoderLayers(self.vision, products, self.rotations(places), self.attend)
         features, _ = layers.features(x, "last_hidden_state")
         ir.split("Result", [features], "last_hidden_state.result", 0)
+
+    def attend(self, _: int, attention: Attention, qkv: tuple[Value, Value, Value]) -> Value:
+        return attend_to_all(self.ir, attention, qkv)
 
     def square_order(self) -> Value:
         """[patches], the places of those that are none of padding, in the order of squares."""
@@ -79,6 +83,7 @@ class _Encoder:
     def rotations(self, places: Value) -> list[Value]:
         """cos and sin, [patches, head_dim]."""
         ir = self.ir
+        ir.is_precise = True  # angles are more than half precision can tell apart
         floats = ir.op("Convert", [places], "places.floats", type="f32", destination_type="f32")
         axes = (0, 1) if self.vision.rope_column_first else (1, 0)
         angles: list[Value] = []
@@ -87,4 +92,6 @@ class _Encoder:
             factors = ir.constant([float(one) for one in frequencies], "f32")
             angles.append(ir.op("Multiply", [at, factors], f"angles.{axis}", **BROADCAST))
         both = ir.op("Concat", [*angles, *angles], "angles", axis=-1)
-        return [ir.op(kind, [both], f"rope.{kind.lower()}") for kind in ("Cos", "Sin")]
+        found = [ir.op(kind, [both], f"rope.{kind.lower()}") for kind in ("Cos", "Sin")]
+        ir.is_precise = False
+        return found

@@ -71,10 +71,8 @@ class _Layers:
 
     def write(self) -> None:
         ir = self.ir
-        x, angles = self._in_windows(self.x, "patches"), self._in_windows(self.angles, "angles")
-        both = ir.op("Concat", [angles, angles], "angles.both", axis=-1)
-        rotations = [ir.op(kind, [both], f"rope.{kind.lower()}") for kind in ("Cos", "Sin")]
-        layers = EncoderLayers(self.vision, Products(ir, self.packing), rotations, self._attend)
+        x = self._in_windows(self.x, "patches", self.vision.hidden)
+        layers = EncoderLayers(self.vision, Products(ir, self.packing), self._rotations(), self._attend)
         made, deepstack = layers.features(ir.op("Unsqueeze", [x, ir.constant(0)], "patches.batch"))
         ir.scope = "vision"
         squeezed = ir.op("Squeeze", [made, ir.constant([0])], "rows", tensor="" if self.order else "last_hidden_state")
@@ -84,15 +82,25 @@ class _Layers:
             lists = ir.op("Concat", deepstack, "deepstack", tensor="deepstack_feature_lists", axis=0)
             ir.split("Result", [lists], "deepstack_feature_lists.result", 0)
 
+    def _rotations(self) -> list[Value]:
+        """cos and sin of the patches."""
+        ir, found = self.ir, list[Value]()
+        for kind in ("Cos", "Sin"):
+            ir.is_precise = True  # angles are more than half precision can tell apart
+            half = ir.op(kind, [self.angles], f"rope.{kind.lower()}.half")
+            ir.is_precise = False
+            ordered = self._in_windows(half, f"rope.{kind.lower()}", self.vision.head_dim // 2)
+            found.append(ir.op("Concat", [ordered, ordered], f"rope.{kind.lower()}", axis=-1))
+        return found
+
     def _by_head(self, mask: Value, name: str) -> Value:
         return self.ir.op("Unsqueeze", [mask, self.ir.constant(1)], f"{name}.by_head")
 
-    def _in_windows(self, x: Value, name: str) -> Value:
+    def _in_windows(self, x: Value, name: str, columns: int) -> Value:
         """Rows of patches, the squares of which are put into the order of windows."""
         if self.order is None:
             return x
         ir, square = self.ir, self.vision.merge_size**2
-        columns = self.vision.hidden if name == "patches" else self.vision.head_dim // 2
         apart = ir.op("Reshape", [x, ir.constant([-1, square, columns])], f"{name}.squares", special_zero=False)
         ordered = ir.op("Gather", [apart, self.order, ir.constant(0)], f"{name}.in_windows", batch_dims=0)
         return ir.op("Reshape", [ordered, ir.constant([-1, columns])], f"{name}.flat", special_zero=False)

@@ -19,16 +19,12 @@ from embedllm.package.tensors import POOLED
 Attend = Callable[[int, Attention, tuple[Value, Value, Value]], Value]
 
 
-def attend_to_all(ir: Ir) -> Attend:
-    """Of layers whose patches all see each other."""
-
-    def attend(_: int, attention: Attention, qkv: tuple[Value, Value, Value]) -> Value:
-        q, k, v = qkv
-        if attention.scale is not None:  # the operator divides by the root of the size of a head
-            q = multiplied(ir, q, attention.scale * attention.head_dim**0.5, "q.scaled")
-        return ir.op("ScaledDotProductAttention", [q, k, v], "attention", causal=False)
-
-    return attend
+def attend_to_all(ir: Ir, attention: Attention, qkv: tuple[Value, Value, Value]) -> Value:
+    """What the queries of a layer find whose patches all see each other."""
+    q, k, v = qkv
+    if attention.scale is not None:  # the operator divides by the root of the size of a head
+        q = multiplied(ir, q, attention.scale * attention.head_dim**0.5, "q.scaled")
+    return ir.op("ScaledDotProductAttention", [q, k, v], "attention", causal=False)
 
 
 class EncoderLayers:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from embedllm.errors import ExportError
-from embedllm.export.writing.image_marks import check_marks
+from embedllm.export.writing.image_tokens import check_image_tokens
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.vision import Vision
 from embedllm.package.graph_variants import (
@@ -96,10 +96,10 @@ def token_ids(kind: GenaiKind, folder: Path, image_token: int) -> dict[str, int]
 
     Raises ExportError where the tokenizer has not what onnxruntime-genai looks for.
     """
-    marks = (kind.image_token, *kind.other_tokens)
-    tokenizer = check_marks(folder, marks, image_token, library="onnxruntime-genai", option="--genai-images")
-    texts = dict(kind.ids)
+    texts = (kind.image_token, *kind.other_tokens)
+    tokenizer = check_image_tokens(folder, texts, image_token, library="onnxruntime-genai", option="--genai-images")
+    by_key = dict(kind.ids)
     if pad := next((text for text in kind.pad_tokens if tokenizer.token_id(text) is not None), ""):
-        texts["pad_token_id"] = pad
-    ids = {key: tokenizer.token_id(text) for key, text in texts.items()}
+        by_key["pad_token_id"] = pad
+    ids = {key: tokenizer.token_id(text) for key, text in by_key.items()}
     return {key: number for key, number in ids.items() if number is not None}

@@ -219,7 +219,7 @@ def main() -> None:
             engines = {f"embedllm, {device}": ours(stack, package, device) for device in ("cpu", "openvino")}
             engines["llama.cpp, defaults"] = llama_cpp(pair, 0)
             engines[f"llama.cpp, {options.threads} threads"] = llama_cpp(pair, options.threads)
-        elif len(options.folders) < 2:
+        elif options.what == "onnxruntime-genai" or len(options.folders) < 2:
             is_gemma, is_onnx = options.folders == [Path("gemma3")], options.what == "onnxruntime-genai"
             (write_gemma if is_gemma else write_qwen)(Path(made) / "checkpoint")
             package = convert(Path(made) / "checkpoint", Path(made) / "package", Recipe(method="nearest"),

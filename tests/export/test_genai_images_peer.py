@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import embedllm
 from embedllm.export import Recipe, convert
 from embedllm.text.tokenizer import Tokenizer
 from tests.backends.genai.test_peer import genai_tokens
-from tests.support.genai_images import FAMILIES, Parts, genai_checkpoint, greedy, message
+from tests.support.genai_images import FAMILIES, Parts, genai_checkpoint, greedy, message, noise
 
 og = pytest.importorskip("onnxruntime_genai")
 pytestmark = pytest.mark.peer
@@ -38,13 +36,6 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         return made[family, recipe]
 
     return exported
-
-
-def noise(folder: Path, width: int, height: int) -> Path:
-    """A file of an image."""
-    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(folder / f"{width}x{height}.png")
-    return folder / f"{width}x{height}.png"
 
 
 def assert_equal(folder: Path, parts: Parts, *, device: str = "cpu") -> None:

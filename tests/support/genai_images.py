@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+from PIL import Image
 
 from embedllm.text.chat_template import ChatTemplate
 from tests.support.dynamic_vision import dynamic_chat_checkpoint, dynamic_config
@@ -41,6 +42,13 @@ def genai_checkpoint(folder: Path, family: str, window: int = WINDOW) -> Path:
     config["text_config"]["max_position_embeddings"] = CONTEXT
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def noise(folder: Path, width: int, height: int) -> Path:
+    """A file of an image."""
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / f"{width}x{height}.png")
+    return folder / f"{width}x{height}.png"
 
 
 def message(parts: Parts) -> dict[str, object]:

@@ -39,9 +39,9 @@ def openvino_checkpoint(folder: Path, family: str) -> Path:
 
 
 def replied(
-    og: ModuleType, folder: Path, parts: Parts, count: int, properties: Mapping[str, object]
+    og: ModuleType, folder: Path, parts: Parts, count: int, properties: Mapping[str, object], *, beams: int = 1
 ) -> tuple[list[int], float]:
-    """Greedy tokens by openvino-genai, and the sum of the logarithms of their probabilities."""
+    """Greedy tokens by openvino-genai, and the sum of the logarithms of their probabilities; of beams the best sum."""
     import openvino
 
     images: list[openvino.Tensor] = []
@@ -66,6 +66,9 @@ def replied(
 
     settings = og.GenerationConfig(max_new_tokens=count, ignore_eos=True, do_sample=False, logprobs=1)
     settings.apply_chat_template = False
+    if beams > 1:
+        settings.num_beams, settings.length_penalty, settings.logprobs = beams, 0.0, 0
     pipeline = og.VLMPipeline(os.fspath(folder), "CPU", **properties)
-    reply = pipeline.generate(prompt, images=images, generation_config=settings, streamer=Streamer())
+    reply = pipeline.generate(prompt, images=images, generation_config=settings,
+                              **({} if beams > 1 else {"streamer": Streamer()}))  # fmt: skip
     return tokens, reply.scores[0]

@@ -74,8 +74,8 @@ _NPU_LEAST = 64
 @click.option("--exact", is_flag=True, help="Float activations in every matmul: slower decoding.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
 @click.option("--openvino-tokenizer", is_flag=True, help="Also write the tokenizer files of openvino-genai.")
-@click.option("--openvino-images", is_flag=True, help="Also write what openvino-genai needs to read images: Gemma 3, "
-              "Qwen2-VL to Qwen3-VL. Includes --openvino-tokenizer.")  # fmt: skip
+@click.option("--openvino-images", is_flag=True, help="Also write what openvino-genai needs to read images: Gemma 3 "
+              "and 4, Qwen2-VL to Qwen 3.5. Includes --openvino-tokenizer.")  # fmt: skip
 @click.option("--genai-images", is_flag=True, help="Also write what onnxruntime-genai needs to read images: Gemma 3, "
               "Mistral 3, Qwen2-VL to Qwen 3.5.")  # fmt: skip
 @click.option("--shard", type=ByteSize(), metavar="SIZE",

@@ -109,7 +109,7 @@ def test_a_disk_without_links_is_refused_before_the_weights_are_written(
     monkeypatch.setattr(Path, "hardlink_to", no_links)
     monkeypatch.setattr(Path, "symlink_to", no_links)
     monkeypatch.setattr(pipeline, "write_weights", lambda *_: pytest.fail("it began to write"))
-    with pytest.raises(ExportError, match=r"takes no links .*another disk, or without --openvino-tokenizer"):
+    with pytest.raises(ExportError, match=r"takes no links .*another disk, or without what openvino-genai needs"):
         convert(checkpoint, tmp_path / "package", openvino_tokenizer=True)
     assert list(tmp_path.iterdir()) == [checkpoint]
 
@@ -163,13 +163,15 @@ def our_tokens(folder: Path) -> list[int]:
         return list(llm.generate(PROMPT, greedy, max_tokens=COUNT, stop_tokens=()).tokens)
 
 
-def genai_tokens(folder: Path, device: str, properties: Mapping[str, object]) -> Sequence[int]:
+def genai_tokens(
+    folder: Path, device: str, properties: Mapping[str, object], prompt: Sequence[int] = PROMPT
+) -> Sequence[int]:
     import openvino
 
     og = genai()
     model = og.LLMPipeline(str(folder), device, **properties)
     settings = og.GenerationConfig(max_new_tokens=COUNT, ignore_eos=True, do_sample=False)
-    ids, mask = np.array([PROMPT]), np.ones((1, len(PROMPT)), np.int64)
+    ids, mask = np.array([prompt]), np.ones((1, len(prompt)), np.int64)
     return model.generate(og.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(mask)), settings).tokens[0]
 
 
