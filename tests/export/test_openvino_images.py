@@ -133,7 +133,7 @@ def test_the_configuration_has_what_openvino_genai_reads(tmp_path: Path) -> None
     for family, section, expected in (
         ("qwen2_5_vl", "vision_config", {"window_size": 16, "patch_size": 4}),
         ("qwen3_vl", "vision_config", {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]}),
-        ("gemma4 small", "text_config", {"hidden_size_per_layer_input": 16, "use_bidirectional_attention": None}),
+        ("gemma4 small", "text_config", {"hidden_size_per_layer_input": 24, "use_bidirectional_attention": None}),
         ("gemma4 large", "text_config", {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}),
     ):
         checkpoint = openvino_checkpoint(tmp_path / f"{family} checkpoint", family)
