@@ -160,6 +160,42 @@ def test_a_file_is_downloaded_once_and_checked(web_server: WebServer, page: Page
     assert asked == {"/models/tiny/embedllm.json"}
 
 
+READ = """
+const { readBlob, whileOpen } = await import("/src/engine/blob_bytes.js");
+const file = await opened.file("weights.safetensors");
+const read = () => [[0, 9], [65_537, 65_999], [700_000, 700_001]].map(([start, end]) => [...readBlob(file, start, end)]);
+const past = () => { try { return readBlob(file, 700_000, 700_002).length; } catch (error) { return error.name; } };
+const closed = { read: read(), past: past() };
+const asked = FileReaderSync.prototype.readAsArrayBuffer;
+FileReaderSync.prototype.readAsArrayBuffer = () => { throw new Error("read by FileReader"); };
+try {
+  return await whileOpen(file, async () => {
+    const again = await whileOpen(file, async () => read());
+    const both = await navigator.storage.getDirectory().then((root) => root.getDirectoryHandle("embedllm"))
+      .then((root) => root.getDirectoryHandle("files")).then((files) => files.getFileHandle(argument))
+      .then((handle) => handle.createSyncAccessHandle({ mode: "read-only" }));
+    both.close();
+    return { closed, open: { read: read(), past: past() }, again };
+  });
+} finally {
+  FileReaderSync.prototype.readAsArrayBuffer = asked;
+}
+"""
+
+
+def test_a_stored_file_is_read_alike_while_it_is_open(page: Page, url: str) -> None:
+    """By its handle, then, which locks nobody out who reads."""
+    page.in_worker(LOAD, url)
+    found = page.in_worker(READ, digest(WEIGHTS))
+    pieces = [WEIGHTS[start:end] for start, end in ((0, 9), (65_537, 65_999), (700_000, 700_001))]
+    assert [bytes(each) for each in found["open"]["read"]] == pieces
+    assert found["closed"] == found["open"]
+    assert found["open"]["past"] == "RangeError"
+    assert found["again"] == found["open"]["read"]
+    assert page.in_worker("const { whileOpen } = await import('/src/engine/blob_bytes.js');"
+                          "return whileOpen(new Blob(['abc']), async () => 'one of memory')") == "one of memory"  # fmt: skip
+
+
 def test_a_graph_is_downloaded_when_it_is_asked_for(page: Page, url: str) -> None:
     page.in_worker(LOAD, url)
     assert page.in_worker("return (await opened.file('model.onnx')).text()") == "a graph"

@@ -1,5 +1,27 @@
 // Bytes that ONNX Runtime reads piece by piece from a file on disk, so that no copy of the whole file is in memory.
 
+import { openForReading } from "../storage/opfs.js";
+
+/** Files that are open while a session is made. @type {Map<Blob, FileSystemSyncAccessHandle>} */
+const opened = new Map();
+
+/**
+ * What work gives, which reads a file sooner than it would else.
+ *
+ * @template T @param {Blob} blob @param {() => Promise<T>} work @returns {Promise<T>}
+ */
+export async function whileOpen(blob, work) {
+  const access = opened.has(blob) ? null : await openForReading(blob);
+  if (!access) return work();
+  opened.set(blob, access);
+  try {
+    return await work();
+  } finally {
+    opened.delete(blob);
+    access.close();
+  }
+}
+
 /**
  * What stands for an array of bytes in the option `externalData`.
  *
@@ -33,9 +55,10 @@ export class BlobBytes extends Uint8Array {
  * @returns {Uint8Array<ArrayBuffer>}
  */
 export function readBlob(blob, start, end) {
-  const buffer = new FileReaderSync().readAsArrayBuffer(blob.slice(start, end));
-  if (buffer.byteLength !== end - start) {
-    throw new RangeError(`a file of ${blob.size} bytes was read from ${start} to ${end}`);
-  }
-  return new Uint8Array(buffer);
+  const access = opened.get(blob);
+  const buffer = access ? new ArrayBuffer(end - start) : new FileReaderSync().readAsArrayBuffer(blob.slice(start, end));
+  const bytes = new Uint8Array(buffer);
+  const found = access ? access.read(bytes, { at: start }) : bytes.length;
+  if (found !== end - start) throw new RangeError(`a file of ${blob.size} bytes was read from ${start} to ${end}`);
+  return bytes;
 }

@@ -1,6 +1,7 @@
 // Opens a model on a device, by what only that kind of device needs: loaded when it is taken.
 
 import { DeviceError } from "../errors.js";
+import { whileOpen } from "./blob_bytes.js";
 
 /** @import { Device, Engine, Parts } from "./engine.js" */
 
@@ -11,9 +12,8 @@ import { DeviceError } from "../errors.js";
  */
 export async function openEngine(device, parts, options) {
   try {
-    return await (device.name === "wasm"
-      ? (await import("./wasm_engine.js")).openCpu(device, parts, options)
-      : (await import("./webgpu_engine.js")).openGpu(device, parts, options));
+    const open = device.name === "wasm" ? (await import("./wasm_engine.js")).openCpu : (await import("./webgpu_engine.js")).openGpu;
+    return await whileOpen(parts.weights, () => open(device, parts, options));
   } catch (error) {
     if (error instanceof DeviceError) throw error;
     const reason = error instanceof Error ? error.message : String(error);

@@ -1,6 +1,6 @@
 // A further session of ONNX Runtime over the weights of a loaded model: its vision encoder, or its decoder for images.
 
-import { BlobBytes } from "../engine/blob_bytes.js";
+import { BlobBytes, whileOpen } from "../engine/blob_bytes.js";
 import { loadCpuRuntime, loadGpuRuntime } from "../engine/ort_runtime.js";
 import { DeviceError } from "../errors.js";
 import { WEIGHTS } from "../package/manifest.js";
@@ -18,11 +18,12 @@ export async function openSession({ package: opened, device, base, threads }, va
   if (!graph) throw lacking(variant);
   const [file, weights] = [await opened.file(graph.file), await opened.file(WEIGHTS)];
   const { ort, module } = device.name === "wasm" ? await loadCpuRuntime(base, threads) : await loadGpuRuntime(base);
-  const making = ort.InferenceSession.create(new Uint8Array(await file.arrayBuffer()), {
+  const graphBytes = new Uint8Array(await file.arrayBuffer());
+  const making = whileOpen(weights, () => ort.InferenceSession.create(graphBytes, {
     executionProviders: [isOnGpu ? { name: "webgpu" } : "wasm"],
     externalData: [{ path: WEIGHTS, data: new BlobBytes(weights) }],
     logSeverityLevel: 3,
-  });
+  }));
   const session = await making.catch((error) => {
     throw new DeviceError(`'${device.name}' cannot load '${graph.file}': ${error instanceof Error ? error.message : error}`, { cause: error });
   });

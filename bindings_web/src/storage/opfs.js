@@ -30,6 +30,22 @@
  * @property {(key: string) => Promise<void>} erase
  */
 
+/** How the stored files that were given out can be opened. @type {WeakMap<Blob, FileSystemFileHandle>} */
+const handles = new WeakMap();
+
+/**
+ * A stored file, opened for reading: that is 10 to 30 times as fast as by FileReader. Null where it cannot be had.
+ *
+ * Until it is closed the file cannot be removed, and where a browser has no such mode (Firefox, Safari) nobody else can
+ * open it so.
+ * @param {Blob} file  as a place gave it
+ * @returns {Promise<FileSystemSyncAccessHandle | null>}
+ */
+export async function openForReading(file) {
+  const handle = /** @type {any} */ (handles.get(file)); // the mode is not in TypeScript's declarations yet
+  return handle?.createSyncAccessHandle({ mode: "read-only" }).catch(() => null) ?? null;
+}
+
 /**
  * The place for this page's files, and why it is not the disk if it is not.
  * @param {"files" | "conversations" | "python"} [kept]
@@ -164,7 +180,10 @@ async function access(handle) {
  */
 async function fileOf(folder, name) {
   try {
-    return await (await folder.getFileHandle(name)).getFile();
+    const handle = await folder.getFileHandle(name);
+    const file = await handle.getFile();
+    handles.set(file, handle);
+    return file;
   } catch (error) {
     if (/** @type {Error} */ (error).name === "NotFoundError") return null;
     throw error;
