@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from embedllm.package.file_blocks import FileBlocks
+
 LATENT = "latent"  # of MLA: keys are [rotary key, latent] of a token, one for all heads; there are no values
 LATENT_AND_VALUES = "latent-and-values"  # the same keys, and as values the latent once more: of OpenVINO's operators
 
@@ -29,7 +31,11 @@ class FileEntry:
     bytes: int
     sha256: str
     sampled_sha256: str = ""  # of blocks of it (embedllm/package/file_state.py); empty: none were hashed
+    blocks: FileBlocks | None = None  # None: it has but one, or is of an earlier version
 
     def as_json(self) -> dict[str, object]:
         """The entry of a manifest."""
-        return {name: value for name, value in asdict(self).items() if value != ""}
+        found: dict[str, object] = {"bytes": self.bytes, "sha256": self.sha256}
+        if self.sampled_sha256:
+            found["sampled_sha256"] = self.sampled_sha256
+        return found if self.blocks is None else {**found, "blocks": self.blocks.as_json()}

@@ -28,10 +28,10 @@ def integer_of(data: Mapping[str, object], key: str, where: str = _TOP, *, least
     return value
 
 
-def section_of(data: Mapping[str, object], key: str) -> dict[str, object]:
+def section_of(data: Mapping[str, object], key: str, where: str = _TOP) -> dict[str, object]:
     value = data.get(key)
     if not isinstance(value, dict):
-        raise wrong(key, value, _TOP, "an object")
+        raise wrong(key, value, where, "an object")
     return value
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import PackageError
 from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import check_features, listed_features, read_format
+from embedllm.package.file_blocks import read_blocks
 from embedllm.package.file_state import sampled_sha256
 from embedllm.package.links import link_fault
 from embedllm.package.manifest_fields import integer_of, integers_of, list_of, plain_name, section_of, text_of
@@ -353,10 +354,12 @@ def _file_entry(name: str, entry: object) -> FileEntry:
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's entry of '{name}' is {type(entry).__name__}; expected an object.")
     where = f"in the manifest's entry of '{name}',"
+    size = integer_of(entry, "bytes", where, least=0)
     return FileEntry(
-        bytes=integer_of(entry, "bytes", where, least=0),
+        bytes=size,
         sha256=text_of(entry, "sha256", where),
         sampled_sha256=text_of(entry, _SAMPLED, where) if _SAMPLED in entry else "",
+        blocks=read_blocks(section_of(entry, "blocks", where), where, size) if "blocks" in entry else None,
     )
 
 

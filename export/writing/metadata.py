@@ -18,9 +18,10 @@ from embedllm.files.version import __version__
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture_json import to_json
-from embedllm.package.entries import Graph
+from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.features import FORMAT
+from embedllm.package.file_blocks import file_blocks
 from embedllm.package.file_state import sampled_sha256
 from embedllm.package.links import link_fault
 from embedllm.package.package import WEIGHTS, sha256
@@ -60,12 +61,18 @@ def manifest_of(
         "graphs": [graph.as_json() for graph in graphs],
         "quantization": {name: packed.entry for name, packed in packing.items()},
         "architecture": to_json(model),
-        "files": {
-            name: {"bytes": path.stat().st_size, "sha256": hashes.get(name) or sha256(path)}
-            | ({"sampled_sha256": sampled_sha256(path)} if name == WEIGHTS else {})
-            for name, path in files.items()
-        },
+        "files": {name: _file_entry(path, hashes.get(name) or sha256(path)).as_json() for name, path in files.items()},
     }
+
+
+def _file_entry(path: Path, digest: str) -> FileEntry:
+    is_large = path.name == WEIGHTS
+    return FileEntry(
+        bytes=path.stat().st_size,
+        sha256=digest,
+        sampled_sha256=sampled_sha256(path) if is_large else "",
+        blocks=file_blocks(path) if is_large else None,
+    )
 
 
 def special_tokens(reader: Checkpoint, vocabulary: int) -> dict[str, object]:

@@ -204,6 +204,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "files": (..., None, [], "x", {WEIGHTS: None}, {WEIGHTS: 3}, {WEIGHTS: []}),
     f"files/{WEIGHTS}/bytes": (..., None, "7", 7.0, True, -7),
     f"files/{WEIGHTS}/sha256": (..., None, 3),
+    f"files/{WEIGHTS}/blocks": (None, 3, "x", []),
 }
 
 

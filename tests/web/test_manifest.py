@@ -90,6 +90,17 @@ def test_a_hash_that_could_be_a_path_is_refused(node: str, folder: Path) -> None
     assert all("expected 64 hexadecimal digits" in said for said in refusals(node, texts))
 
 
+def test_hashes_of_blocks_are_checked(node: str, folder: Path) -> None:
+    count, one = -(-manifest_of(CONTENTS)["files"][WEIGHTS]["bytes"] // 4), "0" * 64
+    right = {"bytes": 4, "sha256": [one] * count, "root": one}
+    wrong = ({"bytes": 0}, {"bytes": 1 << 27}, {"sha256": [one] * (count - 1)}, {"sha256": [one[1:]] * count},
+             {"root": "../../x"}, {"root": None})  # fmt: skip
+    texts = [with_change(folder, f"files/{WEIGHTS}/blocks", {**right, **each}) for each in ({}, *wrong)]
+    taken, *said = refusals(node, texts)
+    assert taken == ""
+    assert all("'blocks'" in each and "expected" in each for each in said)
+
+
 def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
     listed = manifest_of(CONTENTS)["files"]
     assert isinstance(listed, dict)

@@ -17,7 +17,8 @@ WEB = Path(__file__).parents[2] / "bindings_web"
 # bytes, some above what they were in November 2026: they grow by a decision, not by the way
 LIMITS = {
     "the page": 17_000,
-    "the worker": 52_000,
+    "the worker": 50_500,
+    "downloads": 5_500,
     "WebGPU": 40_000,
     "WebAssembly": 4_000,
     "recurrent states": 3_000,
@@ -37,6 +38,7 @@ LIMITS = {
     "images of LFM2-VL": 3_100,
 }
 LATER = {
+    "download": "downloads",
     "webgpu_engine": "WebGPU",
     "probe": "WebGPU",
     "wasm_engine": "WebAssembly",

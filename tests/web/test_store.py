@@ -163,7 +163,8 @@ def test_a_file_is_downloaded_once_and_checked(web_server: WebServer, page: Page
 READ = """
 const { readBlob, whileOpen } = await import("/src/engine/blob_bytes.js");
 const file = await opened.file("weights.safetensors");
-const read = () => [[0, 9], [65_537, 65_999], [700_000, 700_001]].map(([start, end]) => [...readBlob(file, start, end)]);
+const places = [[0, 9], [65_537, 65_999], [700_000, 700_001]];
+const read = () => places.map(([start, end]) => [...readBlob(file, start, end)]);
 const past = () => { try { return readBlob(file, 700_000, 700_002).length; } catch (error) { return error.name; } };
 const closed = { read: read(), past: past() };
 const asked = FileReaderSync.prototype.readAsArrayBuffer;
@@ -192,8 +193,102 @@ def test_a_stored_file_is_read_alike_while_it_is_open(page: Page, url: str) -> N
     assert found["closed"] == found["open"]
     assert found["open"]["past"] == "RangeError"
     assert found["again"] == found["open"]["read"]
-    assert page.in_worker("const { whileOpen } = await import('/src/engine/blob_bytes.js');"
-                          "return whileOpen(new Blob(['abc']), async () => 'one of memory')") == "one of memory"  # fmt: skip
+    of_memory = "return (await import('/src/engine/blob_bytes.js')).whileOpen(new Blob(['abc']), async () => 'done')"
+    assert page.in_worker(of_memory) == "done"
+
+
+BLOCK = 65_536
+COUNTED = """
+    const counted = {create: () => {
+        const own = sha256.create();
+        const count = (bytes) => { globalThis.hashed = (globalThis.hashed ?? 0) + bytes.length; own.update(bytes); };
+        return {update: count, digest: () => own.digest(), clone: () => { throw new Error("one piece"); }};
+    }};
+"""
+# the library of hashes, which names records and checks small files, is given no weights
+LOAD_BY_BLOCKS = LOAD.replace("Store.open({sha256,", "Store.open({sha256: counted,").replace(
+    "const store =", f"{COUNTED} const store ="
+)
+
+
+def hash_list(data: bytes) -> dict[str, Any]:
+    hashes = [digest(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
+    return {"bytes": BLOCK, "sha256": hashes, "root": digest(b"".join(map(bytes.fromhex, hashes)))}
+
+
+def with_blocks(folder: Path, **changes: object) -> str:
+    """Gives the manifest hashes of blocks; their root, by which the file is stored."""
+    manifest = json.loads((folder / "embedllm.json").read_text())
+    blocks = {**hash_list(WEIGHTS), **changes}
+    manifest["files"]["weights.safetensors"]["blocks"] = blocks
+    (folder / "embedllm.json").write_text(json.dumps(manifest))
+    return blocks["root"]
+
+
+def test_blocks_are_checked_by_the_browser(page: Page, url: str, tmp_path: Path) -> None:
+    root = with_blocks(tmp_path / "tiny")
+    assert page.in_worker(LOAD_BY_BLOCKS, url)["sha256"] == digest(WEIGHTS)
+    assert page.in_worker("return globalThis.hashed") < BLOCK
+    stored = page.in_worker(STORED)
+    assert stored[root] == len(WEIGHTS)
+    assert digest(WEIGHTS) not in stored
+    listed = page.in_worker(LIST)[0]
+    assert {each["name"]: each["stored"] for each in listed["files"]}["weights.safetensors"]
+    page.in_worker(LIBRARIES + "return store.remove(argument)", url)
+    assert root not in page.in_worker(STORED)
+
+
+@pytest.mark.parametrize("place", [1234, BLOCK, 700_000])
+def test_a_damaged_block_is_downloaded_again(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path, place: int
+) -> None:
+    root = with_blocks(tmp_path / "tiny")
+    web_server.fault(PATH, Fault(flip=place, times=1))
+    assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
+    assert ranges(web_server) == [None, None]
+    page.in_worker(LIBRARIES + "return store.remove(argument)", url)
+    web_server.fault(PATH, Fault(flip=place))
+    assert f"its block {place // BLOCK} has not the sha256 that the manifest says" in refused(page, url)
+    stored = page.in_worker(STORED)
+    assert root not in stored
+    assert stored.get(f"{root}.part", 0) == 0
+
+
+def test_a_cut_download_goes_on_by_blocks(web_server: WebServer, page: Page, url: str, tmp_path: Path) -> None:
+    with_blocks(tmp_path / "tiny")
+    web_server.fault(PATH, Fault(cut_after=400_000, times=1))
+    assert page.in_worker(LOAD_BY_BLOCKS, url)["sha256"] == digest(WEIGHTS)
+    assert len(ranges(web_server)) == 2
+    assert page.in_worker("return globalThis.hashed") < BLOCK
+
+
+def test_hashes_of_blocks_have_to_have_their_root(page: Page, url: str, tmp_path: Path) -> None:
+    with_blocks(tmp_path / "tiny", root="0" * 64)
+    assert "the hashes of its blocks have not the root that the manifest says" in refused(page, url)
+    assert "0" * 64 not in page.in_worker(STORED)
+
+
+def test_a_file_that_was_checked_whole_serves_a_manifest_with_blocks(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path
+) -> None:
+    page.in_worker(LOAD, url)
+    with_blocks(tmp_path / "tiny")
+    web_server.forget()
+    assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
+    assert not web_server.requests(PATH)
+
+
+def test_right_blocks_under_the_hash_of_another_file_do_not_take_its_place(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path
+) -> None:
+    """A manifest may say what it wants of the whole; what its blocks are checked by has a name of its own."""
+    evil = write_model(tmp_path / "evil", OTHER)
+    blocks = hash_list(OTHER)
+    evil["files"]["weights.safetensors"] = {"bytes": len(OTHER), "sha256": digest(WEIGHTS), "blocks": blocks}
+    (tmp_path / "evil" / "embedllm.json").write_text(json.dumps(evil))
+    page.in_worker(LOAD, web_server.serve("/models/evil", tmp_path / "evil"))
+    assert digest(WEIGHTS) not in page.in_worker(STORED)
+    assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
 
 
 def test_a_graph_is_downloaded_when_it_is_asked_for(page: Page, url: str) -> None:

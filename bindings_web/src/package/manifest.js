@@ -6,10 +6,13 @@ export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
 const FORMAT = 1; // of the manifest; what comes after it is a feature
 const FEATURES = ["shards", "encoder", "minimums", "float32-scales", "column-order", "vision"]; // those that this version reads
+const MOST_BLOCK = 1 << 26; // bytes; one is in memory
 const AGAIN = "Export the folder again and put it there whole.";
 
 /**
- * @typedef {{bytes: number, sha256: string}} FileEntry  a file as it was written
+ * @typedef {{bytes: number, sha256: string[], root: string}} Blocks  bytes: of a block of a file; root: the hash of its
+ *   blocks' hashes
+ * @typedef {{bytes: number, sha256: string, blocks?: Blocks}} FileEntry  a file as it was written
  * @typedef {{file: string} & FileEntry} ShardEntry  some of a file's bytes, as a file of their own
  * @typedef {{file: string, variant: string, activations: string, kv?: string}} Graph kv: "latent" where keys are latents (MLA)
  * @typedef {{format: number, features?: string[], name: string, context: number, tokens: {stop: number[]}, graphs: Graph[],
@@ -50,6 +53,12 @@ export function readManifest(text, where) {
 export function isText(manifest, name) {
   return /\.(json|jinja|txt)$/.test(name) && !manifest.graphs.some((graph) => graph.file === name);
 }
+
+/**
+ * Under which names a file may be stored: by what it was checked.
+ * @param {FileEntry} entry
+ */
+export const storedNames = ({ sha256, blocks }) => (blocks ? [blocks.root, sha256] : [sha256]);
 
 /** @param {string} name */
 export const isWeights = (name) => name.endsWith(".safetensors");
@@ -117,9 +126,21 @@ function entryFault(what, entry, least) {
     return `${what} has the 'bytes' ${shown(entry?.bytes)}; expected a whole number >= ${least}`;
   }
   // also because files are stored by this name
-  if (/^[0-9a-f]{64}$/.test(entry.sha256)) return "";
-  return `${what} has the 'sha256' ${shown(entry.sha256)}; expected 64 hexadecimal digits`;
+  if (!isHash(entry.sha256)) return `${what} has the 'sha256' ${shown(entry.sha256)}; expected 64 hexadecimal digits`;
+  return entry.blocks === undefined ? "" : blocksFault(what, entry);
 }
+
+/** @param {string} what @param {any} entry */
+function blocksFault(what, { bytes, blocks }) {
+  const { bytes: size, sha256, root } = blocks ?? {};
+  if (!isWhole(size, 1) || size > MOST_BLOCK) return `${what} has 'blocks' of ${shown(size)} bytes; expected 1 to ${MOST_BLOCK}`;
+  const count = Math.ceil(bytes / size);
+  if (Array.isArray(sha256) && sha256.length === count && [...sha256, root].every(isHash)) return "";
+  return `${what} has the 'blocks' ${shown(blocks)}; expected ${count} hashes and their 'root', of 64 hexadecimal digits each`;
+}
+
+/** @param {unknown} value */
+const isHash = (value) => typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
 
 /**
  * @param {any} shards

@@ -1,13 +1,14 @@
 // One file from the network: resumed where it stopped, checked by its hashes, tried again where it may help.
 
 import { PackageError } from "../errors.js";
-import { Hashes } from "./hashes.js";
+import { BlockHashes, Hashes } from "./hashes.js";
+import { checksBlocks } from "./stored_name.js";
 
 /**
  * @typedef {import("./opfs.js").Growing} Growing
  * @typedef {import("./hashes.js").Sha256} Sha256
  * @typedef {{url: string, bytes: number, sha256: string}} Source
- * @typedef {{name: string, bytes: number, sha256: string, sources: Source[]}} Wanted
+ * @typedef {{name: string, sources: Source[]} & import("../package/manifest.js").FileEntry} Wanted
  *   a file of a model; sources: itself, or the shards that the server has of it, in order
  * @typedef {Source & {name: string, start: number, total: number}} Piece
  *   what a source brings; name: of the file; start: where it begins there; total: bytes of the file
@@ -35,7 +36,7 @@ class Unusable extends Error {}
  * @param {Means & Options} means
  */
 export async function download(wanted, growing, means) {
-  const hashes = new Hashes(means.sha256, wanted.sources.length);
+  const hashes = wanted.blocks && checksBlocks(wanted) ? new BlockHashes(wanted.blocks) : new Hashes(means.sha256, wanted.sources.length);
   if (growing.size() > wanted.bytes) growing.cut(0);
   let start = 0;
   for (const source of wanted.sources) {
@@ -43,7 +44,7 @@ export async function download(wanted, growing, means) {
     await fetchSource(piece, growing, hashes, means);
     start += source.bytes;
   }
-  const found = hashes.ofAll();
+  const found = hashes instanceof BlockHashes ? wanted.sha256 : hashes.ofAll();
   if (found === wanted.sha256) return growing.finish();
   growing.cut(0);
   throw new PackageError(
@@ -56,7 +57,7 @@ export async function download(wanted, growing, means) {
  * The bytes of one source, checked by its hash: of what is there of them, and what is missing.
  * @param {Piece} piece
  * @param {Growing} growing
- * @param {Hashes} hashes
+ * @param {Hashes | BlockHashes} hashes
  * @param {Means & Options} means
  */
 async function fetchSource(piece, growing, hashes, means) {
@@ -66,9 +67,8 @@ async function fetchSource(piece, growing, hashes, means) {
     try {
       await hashStored(piece, growing, hashes, means);
       await fetchRest(piece, growing, hashes, means);
-      const found = hashes.ofPiece();
-      if (found === piece.sha256) return;
-      wrong = `its sha256 is ${found}, the manifest says ${piece.sha256}`;
+      wrong = await hashes.fault(piece.sha256);
+      if (!wrong) return;
     } catch (error) {
       if (!(error instanceof Unusable)) throw error;
       wrong = error.message;
@@ -86,7 +86,7 @@ async function fetchSource(piece, growing, hashes, means) {
  * Continues the hashes by what is there of a piece.
  * @param {Piece} piece
  * @param {Growing} growing
- * @param {Hashes} hashes
+ * @param {Hashes | BlockHashes} hashes
  * @param {Means & Options} means
  */
 async function hashStored({ name, start, bytes }, growing, hashes, { onProgress, signal }) {
@@ -95,7 +95,7 @@ async function hashStored({ name, start, bytes }, growing, hashes, { onProgress,
   for (let at = start; at < end; ) {
     signal?.throwIfAborted();
     const block = await growing.read(at, Math.min(BLOCK, end - at));
-    hashes.update(block);
+    await hashes.update(block);
     at += block.length;
     onProgress({ file: name, loaded: at, total, phase: "check" });
     await wait(0); // so that a message that aborts comes through
@@ -106,7 +106,7 @@ async function hashStored({ name, start, bytes }, growing, hashes, { onProgress,
  * Appends what is missing of a piece.
  * @param {Piece} piece
  * @param {Growing} growing
- * @param {Hashes} hashes
+ * @param {Hashes | BlockHashes} hashes
  * @param {Means & Options} means
  */
 async function fetchRest(piece, growing, hashes, { pause, patience, onProgress, signal }) {
@@ -129,7 +129,7 @@ async function fetchRest(piece, growing, hashes, { pause, patience, onProgress, 
           throw new Unusable(`it is longer than the ${piece.bytes} bytes that the manifest says`);
         }
         growing.append(chunk);
-        hashes.update(chunk);
+        await hashes.update(chunk);
         onProgress({ file: name, loaded: growing.size(), total, phase: "download" });
       }
       if (growing.size() < end) throw new Interruption("it ended early");

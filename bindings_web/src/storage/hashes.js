@@ -1,4 +1,6 @@
-// The sha256 of a file that grows piece by piece: of the piece that is written now, and of all so far.
+// The sha256 of a file that grows piece by piece: of the piece that is written now, and of all so far. Or of its blocks.
+
+import { hex } from "./stored_name.js";
 
 /**
  * @typedef {{update: (data: Uint8Array) => unknown, digest: () => Uint8Array, clone: () => Hash}} Hash
@@ -41,10 +43,10 @@ export class Hashes {
     this.#all?.update(bytes);
   }
 
-  /** The piece ends: its hash. */
-  ofPiece() {
+  /** The piece ends: what is wrong with it, empty when nothing is. @param {string} sha256 what it should be */
+  async fault(sha256) {
     this.#last = hex(this.#piece.digest());
-    return this.#last;
+    return this.#last === sha256 ? "" : `its sha256 is ${this.#last}, the manifest says ${sha256}`;
   }
 
   /** All ends: its hash. */
@@ -53,5 +55,62 @@ export class Hashes {
   }
 }
 
-/** @param {Uint8Array} bytes */
-export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+/** The hashes of a file's blocks. */
+export class BlockHashes {
+  #blocks;
+  #block;
+  #filled = 0; // bytes of the block that comes
+  /** @type {Promise<boolean>[]} whether each block before is right */
+  #right = [];
+
+  /** @param {import("../package/manifest.js").Blocks} blocks */
+  constructor(blocks) {
+    this.#blocks = blocks;
+    this.#block = new Uint8Array(blocks.bytes);
+  }
+
+  /** The file begins, which is the one piece. */
+  next() {
+    this.again();
+  }
+
+  /** The file begins once more. */
+  again() {
+    this.#filled = 0;
+    this.#right = [];
+  }
+
+  /** @param {Uint8Array} bytes */
+  update(bytes) {
+    for (let at = 0; at < bytes.length; ) {
+      const taken = bytes.subarray(at, at + this.#blocks.bytes - this.#filled);
+      this.#block.set(taken, this.#filled);
+      this.#filled += taken.length;
+      at += taken.length;
+      if (this.#filled === this.#blocks.bytes) this.#end();
+    }
+    // those before, so that no more than a few are in memory
+    return this.#right.at(-MOST_AT_ONCE);
+  }
+
+  /** The file ends: what is wrong with it, empty when nothing is. */
+  async fault() {
+    if (this.#filled) this.#end();
+    const { sha256, root } = this.#blocks;
+    const list = Uint8Array.from(sha256.join("").match(/../g) ?? [], (digits) => parseInt(digits, 16));
+    if ((await digest(list)) !== root) return "the hashes of its blocks have not the root that the manifest says";
+    const at = (await Promise.all(this.#right)).indexOf(false);
+    return at < 0 && this.#right.length === sha256.length ? "" : `its block ${at} has not the sha256 that the manifest says`;
+  }
+
+  #end() {
+    const expected = this.#blocks.sha256[this.#right.length];
+    this.#right.push(digest(this.#block.subarray(0, this.#filled)).then((found) => found === expected));
+    this.#filled = 0;
+  }
+}
+
+const MOST_AT_ONCE = 4; // blocks that are hashed
+
+/** @param {Uint8Array<ArrayBuffer>} bytes copied at once */
+const digest = async (bytes) => hex(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)));

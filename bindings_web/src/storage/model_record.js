@@ -1,6 +1,6 @@
 // What is written down of a model that files are stored of, and what is told of it.
 
-import { isText, isWeights, readManifest } from "../package/manifest.js";
+import { isText, isWeights, readManifest, storedNames } from "../package/manifest.js";
 
 /**
  * @typedef {{url: string, manifest: string, used: string[], lastUsed: number}} Model
@@ -36,9 +36,10 @@ export function listed({ url, manifest: text, used, lastUsed }, sizes) {
   const manifest = readManifest(text, "the stored manifest");
   const files = [];
   const counted = new Map(); // by sha256: two names may be one file
-  for (const [name, { bytes, sha256 }] of Object.entries(manifest.files)) {
-    const isStored = sizes.get(sha256) === bytes;
-    counted.set(sha256, isStored ? bytes : (sizes.get(`${sha256}.part`) ?? 0));
+  for (const [name, entry] of Object.entries(manifest.files)) {
+    const { bytes, sha256 } = entry, names = storedNames(entry);
+    const isStored = names.some((each) => sizes.get(each) === bytes);
+    counted.set(sha256, isStored ? bytes : Math.max(...names.map((each) => sizes.get(`${each}.part`) ?? 0)));
     if (isText(manifest, name) || isWeights(name) || used.includes(name)) files.push({ name, bytes, stored: isStored });
   }
   const isGraph = (/** @type {string} */ name) => manifest.graphs.some((graph) => graph.file === name);

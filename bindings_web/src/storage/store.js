@@ -2,13 +2,12 @@
 
 import { folderOf } from "../package/address.js";
 import { openPlace } from "./opfs.js";
-import { download } from "./download.js";
 import { PackageError } from "../errors.js";
-import { hex } from "./hashes.js";
 import { ifFree, locked } from "./locks.js";
-import { readManifest } from "../package/manifest.js";
+import { readManifest, storedNames } from "../package/manifest.js";
 import { listed, readRecord } from "./model_record.js";
 import { freeBytes, noRoom, roomFor, spaceOfSite } from "./quota.js";
+import { hex, storedName } from "./stored_name.js";
 import { throttled } from "../worker/throttle.js";
 
 /**
@@ -65,7 +64,8 @@ export class Store {
    */
   async file(wanted, { onProgress, signal } = {}) {
     const tell = throttled(onProgress);
-    const others = new BroadcastChannel(`embedllm ${wanted.sha256}`);
+    const lock = `embedllm ${storedName(wanted)}`;
+    const others = new BroadcastChannel(lock);
     others.onmessage = ({ data }) => tell({ ...data, file: wanted.name });
     try {
       const make = async () => {
@@ -80,7 +80,7 @@ export class Store {
         });
         return this.#stored(wanted);
       };
-      const file = (await this.#stored(wanted)) ?? (await locked(`embedllm ${wanted.sha256}`, signal, make));
+      const file = (await this.#stored(wanted)) ?? (await locked(lock, signal, make));
       if (!file) throw new PackageError(`'${wanted.name}' was removed while it was loaded. Load the model again.`);
       onProgress?.({ file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase: "download" });
       return file;
@@ -97,8 +97,9 @@ export class Store {
     if (!this.#place.isDisk) return;
     const sizes = await this.#place.sizes();
     let needed = 0;
-    for (const { sha256, bytes } of new Map(files.map((file) => [file.sha256, file])).values()) {
-      if (sizes.get(sha256) !== bytes) needed += Math.max(0, bytes - (sizes.get(`${sha256}.part`) ?? 0));
+    for (const file of new Map(files.map((file) => [file.sha256, file])).values()) {
+      const isStored = storedNames(file).some((name) => sizes.get(name) === file.bytes);
+      if (!isStored) needed += Math.max(0, file.bytes - (sizes.get(`${storedName(file)}.part`) ?? 0));
     }
     const available = await freeBytes();
     if (available !== null && needed > available) {
@@ -186,9 +187,12 @@ export class Store {
   }
 
   /** @param {Wanted} wanted */
-  async #stored({ sha256, bytes }) {
-    const file = await this.#place.file(sha256);
-    return file?.size === bytes ? file : null;
+  async #stored(wanted) {
+    for (const name of storedNames(wanted)) {
+      const file = await this.#place.file(name);
+      if (file?.size === wanted.bytes) return file;
+    }
+    return null;
   }
 
   /**
@@ -196,9 +200,10 @@ export class Store {
    * @param {{onProgress: OnProgress, signal?: AbortSignal}} options
    */
   async #make(wanted, { onProgress, signal }) {
+    const { download } = await import("./download.js"); // of no use where all is stored
     await this.needRoom([wanted]);
     const what = `'${wanted.name}'`;
-    const growing = await roomFor(what, () => wanted.bytes, () => this.#place.part(wanted.sha256));
+    const growing = await roomFor(what, () => wanted.bytes, () => this.#place.part(storedName(wanted)));
     const missing = () => wanted.bytes - growing.size();
     try {
       const means = { ...this.#means, onProgress, signal };
@@ -212,11 +217,13 @@ export class Store {
   async #sweep() {
     const kept = new Set();
     for (const { manifest } of await this.#models()) {
-      for (const { sha256 } of Object.values(readManifest(manifest, "a stored manifest").files)) kept.add(sha256);
+      for (const entry of Object.values(readManifest(manifest, "a stored manifest").files)) {
+        for (const name of storedNames(entry)) kept.add(name);
+      }
     }
     for (const name of (await this.#place.sizes()).keys()) {
-      const sha256 = name.replace(/\.part$/, "");
-      if (!kept.has(sha256)) await ifFree(`embedllm ${sha256}`, () => this.#place.remove(sha256));
+      const whole = name.replace(/\.part$/, "");
+      if (!kept.has(whole)) await ifFree(`embedllm ${whole}`, () => this.#place.remove(whole));
     }
   }
 
