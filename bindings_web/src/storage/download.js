@@ -2,7 +2,7 @@
 
 import { PackageError } from "../errors.js";
 import { BlockHashes, Hashes } from "./hashes.js";
-import { checksBlocks } from "./stored_name.js";
+import { checkedBlocks } from "./stored_name.js";
 
 /**
  * @typedef {import("./opfs.js").Growing} Growing
@@ -36,7 +36,8 @@ class Unusable extends Error {}
  * @param {Means & Options} means
  */
 export async function download(wanted, growing, means) {
-  const hashes = wanted.blocks && checksBlocks(wanted) ? new BlockHashes(wanted.blocks) : new Hashes(means.sha256, wanted.sources.length);
+  const blocks = checkedBlocks(wanted);
+  const hashes = blocks ? new BlockHashes(blocks) : new Hashes(means.sha256, wanted.sources.length);
   if (growing.size() > wanted.bytes) growing.cut(0);
   let start = 0;
   for (const source of wanted.sources) {

@@ -3,15 +3,15 @@
 /** @import { Wanted } from "./download.js" */
 
 /**
- * Whether a file is checked by the hashes of its blocks: the browser's own, which is ten times as fast as any in
- * JavaScript and computes beside the download, takes whole blocks only.
+ * The hashes of its blocks, where a file is checked by them: the browser's own, which is ten times as fast as any in
+ * JavaScript and computes beside the download, takes whole blocks only. Else undefined.
  *
  * @param {Wanted} wanted
  */
-export const checksBlocks = ({ blocks, sources }) => blocks !== undefined && sources.length === 1 && crypto.subtle !== undefined;
+export const checkedBlocks = ({ blocks, sources }) => (sources.length === 1 && crypto.subtle ? blocks : undefined);
 
 /** @param {Wanted} wanted */
-export const storedName = (wanted) => (wanted.blocks && checksBlocks(wanted) ? wanted.blocks.root : wanted.sha256);
+export const storedName = (wanted) => checkedBlocks(wanted)?.root ?? wanted.sha256;
 
 /** @param {Uint8Array} bytes */
 export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
