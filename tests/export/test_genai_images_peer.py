@@ -13,7 +13,7 @@ import embedllm
 from embedllm.export import Recipe, convert
 from embedllm.text.tokenizer import Tokenizer
 from tests.backends.genai.test_peer import genai_tokens
-from tests.support.genai_images import FAMILIES, Parts, genai_checkpoint, greedy, message, noise
+from tests.support.genai_images import FAMILIES, Parts, export_once, genai_checkpoint, greedy, message, noise
 
 og = pytest.importorskip("onnxruntime_genai")
 pytestmark = pytest.mark.peer
@@ -25,17 +25,7 @@ Make = Callable[[str, Recipe], Path]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A function that exports the tiny model of a family, once for each recipe."""
-    made: dict[tuple[str, Recipe], Path] = {}
-
-    def exported(family: str, recipe: Recipe) -> Path:
-        if (family, recipe) not in made:
-            root = tmp_path_factory.mktemp(family)
-            checkpoint = genai_checkpoint(root / "checkpoint", family)
-            made[family, recipe] = convert(checkpoint, root / "package", recipe, genai_images=True)
-        return made[family, recipe]
-
-    return exported
+    return export_once(tmp_path_factory, genai_checkpoint, genai_images=True)
 
 
 def assert_equal(folder: Path, parts: Parts, *, device: str = "cpu") -> None:

@@ -11,7 +11,7 @@ import pytest
 import embedllm
 from embedllm.export import Recipe, convert
 from tests.export.openvino.test_genai_peer import genai_tokens
-from tests.support.genai_images import Parts, message, noise
+from tests.support.genai_images import Parts, export_once, message, noise
 from tests.support.gguf_mmproj import seeing_checkpoint, write_pair
 from tests.support.openvino_images import EXACT, FAMILIES, openvino_checkpoint, replied
 
@@ -28,17 +28,7 @@ Make = Callable[[str, Recipe], Path]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A function that exports the tiny model of a family, once for each recipe."""
-    made: dict[tuple[str, Recipe], Path] = {}
-
-    def exported(family: str, recipe: Recipe) -> Path:
-        if (family, recipe) not in made:
-            root = tmp_path_factory.mktemp(family)
-            checkpoint = openvino_checkpoint(root / "checkpoint", family)
-            made[family, recipe] = convert(checkpoint, root / "package", recipe, openvino_images=True)
-        return made[family, recipe]
-
-    return exported
+    return export_once(tmp_path_factory, openvino_checkpoint, openvino_images=True)
 
 
 SIZES = {"gemma3": ((64, 64),) * 3, **dict.fromkeys(("gemma4 small", "gemma4 large"), ((80, 56), (56, 80), (112, 40)))}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from embedllm.export import Recipe, convert
 from embedllm.text.chat_template import ChatTemplate
 from tests.support.dynamic_vision import dynamic_chat_checkpoint, dynamic_config
 from tests.support.families import EXPERTS, QWEN_EXPERTS
@@ -42,6 +44,27 @@ def genai_checkpoint(folder: Path, family: str, window: int = WINDOW) -> Path:
     config["text_config"]["max_position_embeddings"] = CONTEXT
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def export_once(
+    factory: pytest.TempPathFactory,
+    write: Callable[[Path, str], Path],
+    *,
+    genai_images: bool = False,
+    openvino_images: bool = False,
+) -> Callable[[str, Recipe], Path]:
+    """A function that exports the tiny model of a family, once for each recipe. write: its checkpoint into a folder."""
+    made: dict[tuple[str, Recipe], Path] = {}
+
+    def exported(family: str, recipe: Recipe) -> Path:
+        if (family, recipe) not in made:
+            root = factory.mktemp(family)
+            checkpoint = write(root / "checkpoint", family)
+            made[family, recipe] = convert(checkpoint, root / "package", recipe, genai_images=genai_images,
+                                           openvino_images=openvino_images)  # fmt: skip
+        return made[family, recipe]
+
+    return exported
 
 
 def noise(folder: Path, width: int, height: int) -> Path:
