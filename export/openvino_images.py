@@ -27,6 +27,7 @@ _LIBRARY, _OPTION = "openvino-genai", "--openvino-images"
 _CONFIG, _SETTINGS, _PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 _ROPE_BASE, _IMAGES_OF_A_PATCH = 10_000, 2  # of Qwen's encoders, and in time; it knows no other
 _MOST = 255  # of a channel; its settings are of values from 0 to 1
+_RESCALING = {"do_rescale": True, "rescale_factor": 1 / _MOST}  # what it does, whatever settings say
 _GEMMA_3, _GEMMA_4 = "gemma3", "gemma4"
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # "model_type" there, by that of ours. The experts of a mixture are in the graph, of which it sees nothing
@@ -138,7 +139,7 @@ def _values(decoder: Decoder, processor: Processor) -> dict[str, object]:
     if decoder.model_type == _GEMMA_4:  # its model centres values itself: export/openvino/padded_patches.py
         mean, std = tuple(m - s for m, s in zip(mean, std, strict=True)), tuple(2 * one for one in std)
     found |= {"image_mean": [one / _MOST for one in mean], "image_std": [one / _MOST for one in std]}
-    return {**found, "do_rescale": True, "rescale_factor": 1 / _MOST}  # which it does, whatever settings say
+    return {**found, **_RESCALING}
 
 
 def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
@@ -148,7 +149,7 @@ def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 def _has(known: Mapping[str, object], name: str, wanted: object) -> bool:
     """Whether settings have the value already, but for rounding: then it stays as it is."""
-    given = known.get(name, {"do_rescale": True, "rescale_factor": 1 / _MOST}.get(name))
+    given = known.get(name, _RESCALING.get(name))  # left out, it is rescaled so
     if isinstance(given, Sequence) and isinstance(wanted, Sequence) and len(given) == len(wanted):
         pairs = zip(given, wanted, strict=True)
         return all(isinstance(one, float | int) and math.isclose(one, value, abs_tol=1e-9) for one, value in pairs)

@@ -61,18 +61,16 @@ def manifest_of(
         "graphs": [graph.as_json() for graph in graphs],
         "quantization": {name: packed.entry for name, packed in packing.items()},
         "architecture": to_json(model),
-        "files": {name: _file_entry(path, hashes.get(name) or sha256(path)).as_json() for name, path in files.items()},
+        "files": {name: _file_entry(name, path, hashes.get(name, "")).as_json() for name, path in files.items()},
     }
 
 
-def _file_entry(path: Path, digest: str) -> FileEntry:
-    is_large = path.name == WEIGHTS
-    return FileEntry(
-        bytes=path.stat().st_size,
-        sha256=digest,
-        sampled_sha256=sampled_sha256(path) if is_large else "",
-        blocks=file_blocks(path) if is_large else None,
-    )
+def _file_entry(name: str, path: Path, digest: str) -> FileEntry:
+    """digest: its sha256, where it was hashed as it was written; else empty."""
+    size, digest = path.stat().st_size, digest or sha256(path)
+    if name != WEIGHTS:
+        return FileEntry(bytes=size, sha256=digest)
+    return FileEntry(bytes=size, sha256=digest, sampled_sha256=sampled_sha256(path), blocks=file_blocks(path))
 
 
 def special_tokens(reader: Checkpoint, vocabulary: int) -> dict[str, object]:
