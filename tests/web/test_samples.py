@@ -94,10 +94,11 @@ def test_a_reply_grows_is_stopped_and_the_chat_outlives_the_page(browser: Browse
 
     chat.set(max_tokens=1500)
     chat.send(LONG)
-    seen: list[int] = []
-    for more in (1, 20, 60):  # letters more than before
-        least = (seen[-1] if seen else 0) + more
-        seen.append(until(lambda least=least: (n := len(chat.page.text("#transcript > li:last-child"))) > least and n))
+    chat.growing(6)
+    held = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r", "autoRepeat": True}
+    chat.page.cdp("Input.dispatchKeyEvent", type="keyDown", **held)
+    lengths: set[int] = set()
+    until(lambda: lengths.add(len(chat.growing(6))) or len(lengths) > 3)
     chat.page.click("#stop")
     chat.page.wait_for("#transcript > li:last-child .facts")
     chat.loaded()

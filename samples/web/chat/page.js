@@ -113,6 +113,11 @@ async function send() {
   }
 }
 
+/** Enter, still held down from what began it, does not end it: the focus has moved on. @param {KeyboardEvent} event */
+function ignoreHeld(event) {
+  if (event.repeat) event.preventDefault();
+}
+
 /** What was not said after all waits again, where nothing else does. @param {string} text @param {string[]} images */
 function unsaid(text, images) {
   said.value ||= text;
@@ -168,6 +173,7 @@ button("stop").addEventListener("click", () => {
   replying?.abort();
   said.focus();
 });
+for (const id of ["stop", "stop-loading"]) button(id).addEventListener("keydown", ignoreHeld);
 said.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();

@@ -81,6 +81,14 @@ class ChatPage:
         self.loaded()
         return self.messages()[-1]
 
+    def growing(self, place: int) -> str:
+        """The reply that is the chat's message at a place, from 1 on, as far as it has come."""
+        message = f"#transcript > li:nth-child({place})"
+        self.page.wait_for(f"{message}, #trouble:not([hidden])")
+        assert not self.page.texts("#trouble:not([hidden])")
+        assert not self.page.texts(f"{message} .facts"), "the reply has ended"
+        return self.page.text(message)
+
     def messages(self) -> list[str]:
         return self.page.texts("#transcript > li")
 
