@@ -47,7 +47,7 @@ class OpenVINOOptions:
     """
 
     precision: str | None = None
-    """Of activations: "f32", "f16", "bf16". A CPU with AMX takes bf16 by itself."""
+    """Of activations: "f32", "f16", "bf16". None: f32 on Intel's CPUs without AMX, the plugin's choice elsewhere."""
     rounding_group: int | None = None
     """Values that share a scale when f32 activations are rounded to int8; 0: not rounded."""
     kv: str | None = None

@@ -22,6 +22,7 @@ from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.sessions.hidden_rows import OF_PROMPT, HiddenRows
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system.cpu_threads import compute_threads
+from embedllm.backends.system.hardware import has_slow_bf16
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import HIDDEN_FROM, LAST_HIDDEN_STATE
@@ -386,6 +387,8 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.rounding_group,
         "KV_CACHE_PRECISION": options.kv,
     }
+    if plugin == "CPU" and has_slow_bf16():
+        chosen["INFERENCE_PRECISION_HINT"] = "f32"  # the plugin takes bf16 wherever a processor has it
     chosen |= {key: value for key, value in wishes.items() if value is not None}
     if exact:
         chosen |= EXACT

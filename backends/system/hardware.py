@@ -60,6 +60,22 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
+def has_slow_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this is a processor of Intel's that multiplies bf16 without AMX.
+
+    Its AVX-512 does so at the rate of float32, and converts besides (docs/performance.md#bf16). False where the system
+    does not tell: Windows and macOS, where processors of Intel's have AMX or no bf16 in AVX-512.
+    """
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            facts.setdefault(key.strip(), value.strip())
+    flags = facts.get("flags", "").split()
+    return facts.get("vendor_id") == "GenuineIntel" and "avx512_bf16" in flags and "amx_bf16" not in flags
+
+
 def _linux_vendors() -> frozenset[int] | None:
     cards = [path for pattern in _CARDS for path in _ROOT.glob(pattern)]
     if not cards and not (_ROOT / "sys/class").is_dir():

@@ -21,8 +21,8 @@ from embedllm.export import Recipe, convert
 
 SETTINGS = {
     "exact (float32, KV float32)": None,
-    "the plugin's choice": OpenVINOOptions(),
-    "the plugin's choice, KV float16": OpenVINOOptions(kv="f16"),
+    "bf16": OpenVINOOptions(precision="bf16"),
+    "bf16, KV float16": OpenVINOOptions(precision="bf16", kv="f16"),
     "float32, rounded in groups of the weights": OpenVINOOptions(precision="f32"),
     "float32, not rounded": OpenVINOOptions(precision="f32", rounding_group=0),
     "float32, not rounded, KV float16": OpenVINOOptions(precision="f32", rounding_group=0, kv="f16"),

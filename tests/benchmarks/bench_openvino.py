@@ -132,6 +132,7 @@ def main() -> None:
     engines = [
         Engine("openvino-genai", theirs(options.folder)),
         Engine("openvino-genai, SDPA", theirs(options.folder, ATTENTION_BACKEND="SDPA")),
+        Engine("openvino-genai, float32", theirs(options.folder, INFERENCE_PRECISION_HINT="f32")),
         *(Engine(f"embedllm, {device}", ours(options.folder, device)) for device in DEVICES),
     ]
     random = np.random.default_rng(0)
