@@ -11,7 +11,8 @@ from embedllm.backends.openvino.runtime import as_device_error, core, ov
 from embedllm.errors import DeviceError
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.graph_variants import OPENVINO_OUTPUT, VISION_OPENVINO
-from embedllm.package.tensors import ROPE_TABLES
+from embedllm.package.packing import packings
+from embedllm.package.tensors import ROPE_TABLES, vision_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ TOKEN_TYPES = "token_type_ids"
 _WINDOW_INPUT = 10  # tokens; the constant 0: all. The others are computed from that of the mask
 _TOKEN_TYPES_INPUT = 25  # [tokens]: 1 for an image's, or none at all
 LAST_SEEN = "last_seen"
+_ROUNDING, _GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE", 32  # the plugin's for the processor (2026.4)
 _EARLIER, _FULL_MASK = "earlier", "mask.both"  # of export/openvino/masks.py
 # what a decoder's first layer is given, by the first of these layers that the model has
 _EMBEDDED = ("embedding.normed", "embedding.with_positions", "embedding.multiplied", "embedding.columns", "embedding")
@@ -53,13 +55,26 @@ class OvVision:
             model = core().read_model(path, package.weights)
             if not isinstance(vision, DynamicVision):
                 model.reshape({"pixel_values": [1, 3, vision.image_size, vision.image_size]})
-            self._request = core().compile_model(model, target, dict(properties)).create_infer_request()
+            chosen = _with_rounding(package, properties) if target.partition(".")[0] == "CPU" else dict(properties)
+            self.compiled = core().compile_model(model, target, chosen)
+            self._request = self.compiled.create_infer_request()
 
     def encode(self, pixel_values: F32) -> F32:
         inputs = encoder_inputs(self._vision, pixel_values)
         with as_device_error("failed on an image"):
             self._request.infer(inputs)
             return self._request.get_output_tensor(0).data[0].astype(np.float32)  # a copy
+
+
+def _with_rounding(package: Package, properties: Mapping[str, object]) -> dict[str, object]:
+    """The properties, and activations rounded in groups as large as those of the weights, which costs less.
+
+    Where groups of weights are smaller than it is told, the plugin rounds none.
+    """
+    found = packings(package.manifest)
+    own = [found[matrix.name] for run in vision_runs(package.decoder) for matrix in run if matrix.name in found]
+    groups = [packing.group_size for packing in own if packing.quantized]
+    return {**({_ROUNDING: min(groups)} if min(groups, default=_GROUP) > _GROUP else {}), **properties}
 
 
 def add_images(model: ov.Model, decoder: Decoder) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.package.architecture.weights import Linear
 from embedllm.package.graph_variants import GraphVariant
@@ -177,21 +179,22 @@ class Products:
         if self.variant.float_matrices:
             graph.node("FusedMatMul", [x, graph.made_floats(parts)], [product], name, MICROSOFT, transB=1)
         elif in_integers:
-            weights = graph.stored([f"{part.name}.weight" for part in parts])
-            zero = "" if packing.symmetric else self.zeros(parts, packing)
-            given = x
-            if not self.variant.ragged_blocks and columns < groups * packing.group_size:
-                x, columns = self.padded(x, columns, groups * packing.group_size), groups * packing.group_size
+            each = self._blocks_of_a_group(packing)
+            weights = self._blocks(parts, packing, each)
+            zero = "" if packing.symmetric else self._repeated(self.zeros(parts, packing), groups, each)
+            given, stored = x, groups * packing.group_size
+            if columns < stored and (each > 1 or not self.variant.ragged_blocks):
+                x, columns = self.padded(x, columns, stored), stored
             graph.node(
                 "MatMulNBits",
-                [x, weights, self.scale(parts), zero, "", "" if added else bias],
+                [x, weights, self._repeated(self.scale(parts), groups, each), zero, "", "" if added else bias],
                 [product],
                 name,
                 MICROSOFT,
                 K=columns,
                 N=sum(part.rows for part in parts),
                 bits=packing.bits,
-                block_size=packing.group_size,
+                block_size=packing.group_size // each,
                 accuracy_level=self.variant.accuracy_level,
             )
             if adds_minimums:
@@ -204,6 +207,27 @@ class Products:
         if added:
             graph.node("Add", [total, bias], [result], f"{name}.bias")
         return result
+
+    def _blocks_of_a_group(self, packing: Packing) -> int:
+        """By how many blocks MatMulNBits reads a group: larger ones than it takes well are several of one scale."""
+        if not self.variant.byte_blocks or packing.bits != 8 or packing.has_minimum:
+            return 1
+        return max(1, packing.group_size // self.variant.byte_blocks)
+
+    def _blocks(self, parts: Sequence[Linear], packing: Packing, each: int) -> str:
+        """The weights of neighbouring matrices, [rows, blocks, bytes of a block]. each: blocks of a group."""
+        names = [f"{part.name}.weight" for part in parts]
+        if each == 1:
+            return self.graph.stored(names)
+        rows, blocks = sum(part.rows for part in parts), packing.groups(parts[0].columns) * each
+        return self.graph.stored(names, shape=[rows, blocks, packing.group_size // each], name=f"{names[0]}.blocks")
+
+    def _repeated(self, value: str, groups: int, each: int) -> str:
+        """What a row has for each group, for each block: the runtime repeats it when it loads."""
+        if each == 1:
+            return value
+        places = self.graph.table(np.repeat(np.arange(groups), each), f"constant.groups.{groups}.{each}")
+        return self.graph.op("Gather", [value, places], f"{value}.blocks", axis=1)
 
     def in_order(self, x: str, order: str) -> str:
         """x with its last dimension in the order of a matrix's columns; written once for all that have it."""

@@ -54,10 +54,13 @@ def image(seed: int, tiles: int = 1) -> Image:
     return Image(pixels.astype(np.float32))
 
 
-def vision_checkpoint(folder: Path) -> Path:
-    """A random SmolVLM with config.json, weights and tokenizer; returns the folder."""
+def vision_checkpoint(folder: Path, *, vision: Mapping[str, object] | None = None) -> Path:
+    """A random SmolVLM with config.json, weights and tokenizer; returns the folder.
+
+    vision: values of its encoder's configuration, in place of the tiny ones.
+    """
     text = tiny_config("llama", attention_bias=False, eos_token_id=None, max_position_embeddings=512)
-    config = {**SMOLVLM, "model_type": "smolvlm", "text_config": text, "vision_config": SIGLIP}
+    config = {**SMOLVLM, "model_type": "smolvlm", "text_config": text, "vision_config": {**SIGLIP, **(vision or {})}}
     return _written(folder, config, RandomSource(describe(Config(config))).tensors, tower="model.vision_model")
 
 

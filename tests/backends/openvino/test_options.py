@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 import embedllm
+from embedllm.backends.openvino.engine import properties
+from embedllm.backends.openvino.vision import OvVision
 from embedllm.backends.options import OpenVINOOptions
-from embedllm.export import Recipe
+from embedllm.backends.system.hardware import has_slow_bf16
+from embedllm.export import Recipe, convert
 from embedllm.loading.options import LoadOptions
+from embedllm.package.package import open_package
 from tests.cli.test_commands import embed
+from tests.support.vision import vision_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -94,3 +99,41 @@ def test_wrong_pairs_are_a_mistake_of_usage(pair: str, message: str, given: list
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split()).replace("│ ", "")
     assert given == []
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "slow"),
+    [("GenuineIntel", "avx512f avx512_bf16", True), ("GenuineIntel", "avx512f avx512_bf16 amx_bf16 amx_tile", False),
+     ("GenuineIntel", "avx512f avx512_vnni", False), ("AuthenticAMD", "avx512f avx512_bf16", False)],
+)  # fmt: skip
+def test_a_processor_of_intels_without_amx_is_slow_in_bf16(
+    vendor: str, flags: str, *, slow: bool, tmp_path: Path
+) -> None:
+    core = f"vendor_id\t: {vendor}\nflags\t\t: fpu {flags}\n\n"
+    (tmp_path / "cpuinfo").write_text(core * 2)
+    assert has_slow_bf16(tmp_path / "cpuinfo") is slow
+    assert not has_slow_bf16(tmp_path / "none")
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_it_computes_in_float32_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, *, slow: bool) -> None:
+    monkeypatch.setattr("embedllm.backends.openvino.engine.has_slow_bf16", lambda: slow)
+    chosen = properties("CPU", OpenVINOOptions(), 2, exact=False)
+    assert chosen.get("INFERENCE_PRECISION_HINT") == ("f32" if slow else None)
+    assert "INFERENCE_PRECISION_HINT" not in properties("GPU", OpenVINOOptions(), 2, exact=False)
+    assert properties("CPU", OpenVINOOptions(precision="bf16"), 2, exact=False)["INFERENCE_PRECISION_HINT"] == "bf16"
+
+
+def test_activations_of_an_encoder_are_rounded_in_groups_of_its_weights(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+    wide = vision_checkpoint(tmp_path / "wide", vision=sizes)
+    folder = convert(wide, tmp_path / "package", Recipe(method="nearest"))
+
+    def rounding(options: OpenVINOOptions, *, exact: bool = False) -> int:
+        chosen = properties("CPU", options, 2, exact)
+        compiled = OvVision(open_package(folder), "CPU", chosen).compiled
+        return int(compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE"))
+
+    assert rounding(OpenVINOOptions()) == 128
+    assert rounding(OpenVINOOptions(rounding_group=64)) == 64
+    assert rounding(OpenVINOOptions(), exact=True) == 0
