@@ -9,6 +9,7 @@ from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.gguf.source import SUFFIX, GgufSource
 from embedllm.hub.location import Location, locate
+from embedllm.package.package import MANIFEST
 
 Checkpoint = HuggingFaceSource | GgufSource
 
@@ -30,4 +31,9 @@ def open_source(
             f"'{source}' is no GGUF file; an mmproj file goes with one. A checkpoint has its own encoder."
         )
     location = locate(source, revision)
+    if (location.folder / MANIFEST).is_file():
+        raise ExportError(
+            f"'{source}' is no checkpoint but a folder that was exported from one: it has {MANIFEST}. Load it as it is, "
+            f"or export its checkpoint or GGUF file; 'embedllm graph {source} --help' tells how to add graphs to it."
+        )
     return location, HuggingFaceSource(location)

@@ -132,6 +132,7 @@ SHARD = "model-00002-of-00003.safetensors"
 NESTED = b"[" * 100_000
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
+    "exported": (text("embedllm.json", b"{}"), "'{folder}' is no checkpoint but a folder that was exported from one"),
     "no config": (missing("config.json"), "there is no 'config.json' in '{folder}'; expected a model's configuration"),
     "config cut": (text("config.json", b'{"model_type": '), "cannot read '{folder}/config.json'"),
     "config of bytes": (text("config.json", b"\xff\x00"), "cannot read '{folder}/config.json'"),
