@@ -21,10 +21,11 @@ from embedllm.package.package import MANIFEST, open_package
 from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
 from tests.support.latents import mla_checkpoint
 from tests.support.vision import vision_checkpoint
-from tests.web.support.calls import LONG_S, BrowserError
+from tests.web.support.calls import LONG_S, PATIENCE_S, BrowserError, awaited
+from tests.web.support.chat_page import until
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
-from tests.web.support.server import WebServer
+from tests.web.support.server import Fault, WebServer
 from tests.web.support.site import urls
 from tests.web.support.software_gpu import SOFTWARE
 
@@ -133,6 +134,24 @@ def test_a_browser_gives_the_tokens_of_the_desktop(
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
     assert found == expected
     assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + steps - 1
+
+
+def test_weights_come_while_a_gpu_is_probed_and_for_nobody_if_it_fails(
+    page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    folder, libraries = tiny_package("llama"), urls(web_server)
+    address = web_server.serve("/models/probed", folder)
+    weights, probe = "/models/probed/weights.safetensors", libraries["probe"].removeprefix(web_server.url)
+    web_server.fault(weights, Fault(hold_after=1000))
+    web_server.fault(f"{probe}embedllm.json", Fault(hold_after=10))
+    web_server.fault(f"{probe}answers.json", Fault(status=503))
+    loading = page.start_in_worker(LOAD, {"url": f"{address}/", "device": "webgpu-software", "urls": libraries})
+    until(lambda: web_server.requests(weights) and web_server.requests(f"{probe}embedllm.json"), patience_s=PATIENCE_S)
+    web_server.release(f"{probe}embedllm.json")
+    with pytest.raises(BrowserError, match=r"the probe failed: .* answered with status 503") as caught:
+        awaited(loading, "the load")
+    assert caught.value.kind == "DeviceUnavailable"
+    assert page.in_worker("return (await navigator.locks.query()).held.length") == 0  # nothing is downloaded any more
 
 
 @pytest.mark.parametrize("device", ["wasm", SOFTWARE])

@@ -58,16 +58,25 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
   const tokenizer = new TextCodec(library, opened.texts); // before the weights
   const decoder = new Decoder(opened.manifest);
   const base = libraryUrl("onnxruntime", urls);
+  const inVain = new AbortController();
+  const ending = AbortSignal.any([inVain.signal, ...(signal ? [signal] : [])]);
+  /** @type {Promise<File | Blob> | undefined} */
+  let download;
+  const weightsOf = () => {
+    download ??= opened.file(WEIGHTS, { signal: ending });
+    download.catch(() => {}); // who waits for them is told
+    return download;
+  };
   /** @type {Device[]} */
   const refused = [];
   const { order, slower, untried } = await ordered(wish, wished, opened, decoder, threads);
   for (const device of order) {
-    const graph = device.available ? await graphFor(device, opened, decoder, { base, urls }) : device;
+    const graph = device.available ? await graphFor(device, opened, decoder, { base, urls, whileProbing: weightsOf }) : device;
     if ("reason" in graph) {
       refused.push({ ...device, available: false, reason: graph.reason, remedy: graph.remedy });
       continue;
     }
-    const weights = await opened.file(WEIGHTS);
+    const weights = await weightsOf();
     const activations = graph.activations === "float16" ? /** @type {const} */ ("float16") : /** @type {const} */ ("float32");
     const parts = { graph: await opened.file(graph.file), weights, activations, decoder };
     onProgress?.({ file: graph.file, loaded: 0, total: 1, phase: "compile" });
@@ -88,6 +97,7 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
       refused.push({ ...device, available: false, reason: error.message, remedy: "" });
     }
   }
+  inVain.abort();
   throw failure(refused);
 }
 
@@ -110,25 +120,34 @@ async function ordered(wish, wished, { manifest }, { context, floatBytes }, thre
 /**
  * The first graph of a folder that the device runs, and runs rightly, or why there is none.
  *
- * @param {Device} device @param {Package} opened @param {Decoder} decoder @param {{base: string, urls?: Urls}} options
+ * @param {Device} device @param {Package} opened @param {Decoder} decoder
+ * @param {{base: string, urls?: Urls, whileProbing: () => unknown}} options whileProbing: called before a probe, of a
+ *   device for which there is a graph
  * @returns {Promise<Package["manifest"]["graphs"][number] | {reason: string, remedy: string}>}
  */
-async function graphFor(device, { manifest }, decoder, { base, urls }) {
+async function graphFor(device, { manifest }, decoder, { base, urls, whileProbing }) {
   let variants = device.variants ?? [];
+  const graph = () => {
+    const there = variants.map((variant) => manifest.graphs.find((one) => one.variant === variant && !one.kv));
+    return there.find((one) => one !== undefined);
+  };
   if (device.name === "wasm") {
     if (decoder.sharesKv) return { reason: SHARED, remedy: "use 'webgpu'" };
     variants = variants.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
   } else {
     if (decoder.capsScores) return { reason: CAPPED, remedy: "use 'wasm'" };
+    if (!graph()) return noGraph(manifest, variants);
+    whileProbing();
     const { probe } = await import("../engine/probe.js");
     const outcome = await probe(device, { base, url: libraryUrl("probe", urls) });
     if (!outcome.variant) return { reason: outcome.reason, remedy: "use another device" };
     variants = variants.slice(variants.indexOf(outcome.variant)); // float32 is right where float16 is
   }
-  for (const variant of variants) {
-    const graph = manifest.graphs.find((one) => one.variant === variant && !one.kv);
-    if (graph) return graph;
-  }
+  return graph() ?? noGraph(manifest, variants);
+}
+
+/** @param {Package["manifest"]} manifest @param {string[]} variants that a device runs @returns {{reason: string, remedy: string}} */
+function noGraph(manifest, variants) {
   const latent = manifest.graphs.find(({ variant, kv }) => kv && variants.includes(variant))?.variant;
   return {
     reason: latent
