@@ -113,7 +113,7 @@ async function send() {
   }
 }
 
-/** Enter, still held down from what began it, does not end it: the focus has moved on. @param {KeyboardEvent} event */
+/** Enter that is held down does one thing, though the focus has moved on to the next button. @param {KeyboardEvent} event */
 function ignoreHeld(event) {
   if (event.repeat) event.preventDefault();
 }
@@ -173,11 +173,11 @@ button("stop").addEventListener("click", () => {
   replying?.abort();
   said.focus();
 });
-for (const id of ["stop", "stop-loading"]) button(id).addEventListener("keydown", ignoreHeld);
+for (const id of ["stop", "load", "stop-loading"]) button(id).addEventListener("keydown", ignoreHeld);
 said.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
-  void send();
+  if (!event.repeat) void send();
 });
 said.addEventListener("change", () => replying ?? void keep(said.value));
 bindImages(() => replying ?? void keep(said.value));
