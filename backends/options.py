@@ -47,9 +47,10 @@ class OpenVINOOptions:
     """
 
     precision: str | None = None
-    """Of activations: "f32", "f16", "bf16". None: f32 on Intel's CPUs without AMX, the plugin's choice elsewhere."""
+    """Of activations: "f32", "f16", "bf16". None: f32 where bf16 is slow (docs/performance.md#bf16)."""
     rounding_group: int | None = None
-    """Values that share a scale when f32 activations are rounded to int8; 0: not rounded."""
+    """Values that share a scale where activations are rounded to int8; 0: not rounded. None: the plugin's, 32; of a
+    vision encoder as many as of its weights."""
     kv: str | None = None
     """What the KV cache is stored as: "f32", "f16", "bf16", "u8"."""
     cache: str | Path | None = None

@@ -33,7 +33,7 @@ def open_source(
     location = locate(source, revision)
     if (location.folder / MANIFEST).is_file():
         raise ExportError(
-            f"'{source}' is no checkpoint but a folder that was exported from one: it has {MANIFEST}. Load it as it is, "
-            f"or export its checkpoint or GGUF file; 'embedllm graph {source} --help' tells how to add graphs to it."
+            f"'{source}' is no checkpoint but a folder that was exported from one: it has {MANIFEST}. Load it as it "
+            f"is, or export its checkpoint or GGUF file; 'embedllm graph {source} --help' tells how to add graphs."
         )
     return location, HuggingFaceSource(location)

@@ -127,7 +127,7 @@ class Recipe:
 
     # of the layers' matrices: 4, 8, 16 or 32. None: 4; but what the source holds quantized is stored as it is
     bits: int | None = None
-    group_size: int = 32  # values that share a scale
+    group_size: int = 32  # values that share a scale; of a vision encoder's matrices at least 128
     # True: no zero points; False: one for each group. None: in 4 bits, where every runtime reads them
     symmetric: bool | None = None
     # "nearest": round-to-nearest, min-max scales; "search": MSE-optimal scales; with calibration text "weighted"

@@ -108,7 +108,8 @@ def _open(options: OpenOptions) -> Engine:
     graph, target, chosen = options.require_graph(), target_of(options.device.name), _with_kv(options)
     hidden = _given_hidden(options)
     if target == "CPU" and not options.adapts and graph.variant != STATEFUL:
-        config = properties(target, chosen or OpenVINOOptions(), options.runtime.threads, options.exact)
+        config = properties(options.package, target, chosen or OpenVINOOptions(), options.runtime.threads,
+                            options.exact)  # fmt: skip
         try:
             return PagedEngine(options.package, graph, options.device, config, joins=not options.exact,
                                hidden=hidden)  # fmt: skip

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def open_openvino(options: OpenOptions) -> EncoderEngine:
     """Raises DeviceError."""
     target, own = target_of(options.device.name), options.openvino or OpenVINOOptions()
-    config = properties(target, own, options.runtime.threads, options.exact)
+    config = properties(options.package, target, own, options.runtime.threads, options.exact)
     compiled = compile_folder(options.package, options.require_graph(), target, config, cut_logits=False)
     lock = threading.Lock()  # as in backends/openvino/engine.py
 

@@ -27,8 +27,9 @@ from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import HIDDEN_FROM, LAST_HIDDEN_STATE
 from embedllm.package.package import Package
+from embedllm.package.packing import packings
 from embedllm.package.recurrent_state import state_shapes, variable_name
-from embedllm.package.tensors import kv_shapes
+from embedllm.package.tensors import kv_shapes, linears
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 op = ov.opset13
@@ -110,7 +111,7 @@ class OvEngine:
         self.adapts = adapts
         self.gives_hidden = hidden is not None
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
-        chosen = properties(target, options or OpenVINOOptions(), threads, exact)
+        chosen = properties(package, target, options or OpenVINOOptions(), threads, exact)
         self.images: ImageFeatures | None = None
         if package.external is None and package.decoder.vision is not None:
             self.images = ImageFeatures(
@@ -374,7 +375,7 @@ def _set(variable: VariableState, values: np.ndarray) -> None:
     variable.state = ov.Tensor(np.ascontiguousarray(values[None], dtype=np.float32))
 
 
-def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool) -> dict[str, object]:
+def properties(package: Package, target: str, options: OpenVINOOptions, threads: int, exact: bool) -> dict[str, object]:
     """The options in OpenVINO's words, for one device or for several behind one name (AUTO, HETERO)."""
     plugin = target.partition(".")[0]
     if options.precision == "f16" and plugin != "GPU":
@@ -387,15 +388,30 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.rounding_group,
         "KV_CACHE_PRECISION": options.kv,
     }
-    if plugin == "CPU" and has_slow_bf16():
-        chosen["INFERENCE_PRECISION_HINT"] = "f32"  # the plugin takes bf16 wherever a processor has it
+    # the plugin takes bf16 wherever a processor has it, and pages a KV of bf16 only then
+    if plugin == "CPU" and options.kv != "bf16" and has_slow_bf16() and _steps_are_packed(package):
+        chosen["INFERENCE_PRECISION_HINT"] = "f32"
     chosen |= {key: value for key, value in wishes.items() if value is not None}
     if exact:
         chosen |= EXACT
     if plugin == "CPU" and (count := threads or compute_threads()):
         chosen["INFERENCE_NUM_THREADS"] = count
-        if count == 1:  # bf16, the default with AMX, would end the process: docs/openvino.md#sessions
+        if count == 1:  # bf16, which processors with AMX take, would end the process: docs/openvino.md#sessions
             chosen.setdefault("INFERENCE_PRECISION_HINT", "f32")
     if plugin == "GPU":  # minutes to compile
         chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, fingerprint(target)))
     return chosen
+
+
+def _steps_are_packed(package: Package) -> bool:
+    """Whether all that a step multiplies by has 8 bits or fewer, as far as is known.
+
+    Matrices of 16 would be copied to float32, and a step, which reads them, take longer (docs/performance.md#bf16).
+    """
+    if package.external is not None:
+        return False
+    decoder, found = package.decoder, packings(package.manifest)
+    matrices = [matrix for layer in decoder.layers for matrix in linears(layer)]
+    if decoder.encoder is None:
+        matrices.append(decoder.head)
+    return all(matrix.name in found and found[matrix.name].quantized for matrix in matrices)

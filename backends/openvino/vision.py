@@ -31,7 +31,7 @@ TOKEN_TYPES = "token_type_ids"
 _WINDOW_INPUT = 10  # tokens; the constant 0: all. The others are computed from that of the mask
 _TOKEN_TYPES_INPUT = 25  # [tokens]: 1 for an image's, or none at all
 LAST_SEEN = "last_seen"
-_ROUNDING, _GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE", 32  # the plugin's for the processor (2026.4)
+_ROUNDING, _PLUGINS_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE", 32  # of the processor (2026.4)
 _EARLIER, _FULL_MASK = "earlier", "mask.both"  # of export/openvino/masks.py
 # what a decoder's first layer is given, by the first of these layers that the model has
 _EMBEDDED = ("embedding.normed", "embedding.with_positions", "embedding.multiplied", "embedding.columns", "embedding")
@@ -67,14 +67,14 @@ class OvVision:
 
 
 def _with_rounding(package: Package, properties: Mapping[str, object]) -> dict[str, object]:
-    """The properties, and activations rounded in groups as large as those of the weights, which costs less.
+    """The properties, and activations rounded in groups as large as the smallest of the weights, which costs less.
 
-    Where groups of weights are smaller than it is told, the plugin rounds none.
+    The plugin rounds none that meet weights in groups smaller than this property.
     """
     found = packings(package.manifest)
-    own = [found[matrix.name] for run in vision_runs(package.decoder) for matrix in run if matrix.name in found]
-    groups = [packing.group_size for packing in own if packing.quantized]
-    return {**({_ROUNDING: min(groups)} if min(groups, default=_GROUP) > _GROUP else {}), **properties}
+    own = [found[matrix.name] for run in vision_runs(package.decoder) for matrix in run]
+    group = min((packing.group_size for packing in own if packing.quantized), default=_PLUGINS_GROUP)
+    return {_ROUNDING: group, **properties} if group > _PLUGINS_GROUP else dict(properties)
 
 
 def add_images(model: ov.Model, decoder: Decoder) -> None:

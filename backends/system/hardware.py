@@ -46,11 +46,9 @@ def drivers() -> list[str]:
 @cache
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's own name for itself, or its kind where it tells none."""
-    with suppress(OSError):
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "Hardware") and value.strip():
-                return value.strip()
+    facts = _facts(cpuinfo)
+    if named := next(filter(None, map(facts.get, ("model name", "Model", "Hardware"))), ""):
+        return named
     if sys.platform == "darwin":
         import subprocess
 
@@ -62,18 +60,24 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 @cache
 def has_slow_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this is a processor of Intel's that multiplies bf16 without AMX.
+    """Whether this is a processor of Intel's that multiplies bf16 without AMX, as virtual machines that hide it.
 
-    Its AVX-512 does so at the rate of float32, and converts besides (docs/performance.md#bf16). False where the system
-    does not tell: Windows and macOS, where processors of Intel's have AMX or no bf16 in AVX-512.
+    Its AVX-512 does so at the rate of float32, and converts besides (docs/performance.md#bf16). Only Linux is asked.
     """
+    facts = _facts(cpuinfo)
+    flags = facts.get("flags", "").split()
+    return facts.get("vendor_id") == "GenuineIntel" and "avx512_bf16" in flags and "amx_bf16" not in flags
+
+
+def _facts(cpuinfo: Path) -> dict[str, str]:
+    """What Linux tells of the processor: of each key the first value that says something."""
     facts: dict[str, str] = {}
     with suppress(OSError):
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
-            facts.setdefault(key.strip(), value.strip())
-    flags = facts.get("flags", "").split()
-    return facts.get("vendor_id") == "GenuineIntel" and "avx512_bf16" in flags and "amx_bf16" not in flags
+            if value.strip():
+                facts.setdefault(key.strip(), value.strip())
+    return facts
 
 
 def _linux_vendors() -> frozenset[int] | None:

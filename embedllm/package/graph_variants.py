@@ -41,7 +41,7 @@ class GraphVariant:
     lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
     reads_halves: bool = True  # operators take float16 as it is stored; else the runtime makes float32 of it at load
     ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group
-    byte_blocks: int = 0  # the block of MatMulNBits for groups of 8 bits that are larger; 0: such a group is a block
+    block_of_8_bits: int = 0  # MatMulNBits reads larger groups of 8 bits as blocks of this size; 0: as they are
     odd_zero_points: bool = True  # MatMulNBits takes rows of an odd number of 8-bit zero points
     # a Split takes q, k and v apart for attention that norms q and k itself, or has a window (docs/webgpu.md#faults)
     splits_qkv: bool = False
@@ -343,8 +343,8 @@ HIDDEN_ON_CUDA = {  # the same of the models that they draft for
 EXTERNAL = replace(FLOAT32, name="external-float32", file="model.external.onnx", recurrent=False)
 # of a vision encoder and projector: the CPU's, and those of GPUs
 VISION = replace(FLOAT32, name="vision-float32", file="vision.onnx", images=False)
-# WebGPU's kernel for many rows takes blocks of 32 alone, and is three times as fast as its others (0.4.0)
-_ON_GPU = {"images": False, "byte_blocks": 32}
+# WebGPU's kernel for many rows takes blocks of 32 alone; others are far slower (docs/numerics.md#vision-encoders)
+_ON_GPU = {"images": False, "block_of_8_bits": 32}
 VISION_FLOAT16 = replace(FLOAT16, name="vision-float16", file="vision.fp16.onnx", **_ON_GPU)
 VISION_GPU_FLOAT32 = replace(GPU_FLOAT32, name="vision-gpu-float32", file="vision.fp32.onnx", **_ON_GPU)
 VISION_VARIANTS = (VISION, VISION_FLOAT16, VISION_GPU_FLOAT32)  # those that are ONNX, in the order of a manifest

@@ -210,9 +210,9 @@ class Products:
 
     def _blocks_of_a_group(self, packing: Packing) -> int:
         """By how many blocks MatMulNBits reads a group: larger ones than it takes well are several of one scale."""
-        if not self.variant.byte_blocks or packing.bits != 8 or packing.has_minimum:
+        if not self.variant.block_of_8_bits or packing.bits != 8 or packing.has_minimum:
             return 1
-        return max(1, packing.group_size // self.variant.byte_blocks)
+        return max(1, packing.group_size // self.variant.block_of_8_bits)
 
     def _blocks(self, parts: Sequence[Linear], packing: Packing, each: int) -> str:
         """The weights of neighbouring matrices, [rows, blocks, bytes of a block]. each: blocks of a group."""

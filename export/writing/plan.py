@@ -136,7 +136,7 @@ def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing
         found[decoder.head.name] = packing(decoder.head, head_bits)
         found[decoder.embedding.name] = packing(decoder.embedding, embedding_bits)
         found |= {
-            linear.name: packing(linear, max(bits, _VISION_BITS), _vision_group(recipe, linear.columns))
+            linear.name: packing(linear, max(bits, _VISION_BITS), vision_group(recipe, linear.columns))
             for run in vision_runs(decoder)
             for linear in run
         }
@@ -145,7 +145,8 @@ def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing
     return {**found, **passthrough}
 
 
-def _vision_group(recipe: Recipe, columns: int) -> int:
+def vision_group(recipe: Recipe, columns: int) -> int:
+    """The size of a group of a vision encoder's matrix."""
     filled = -columns % _VISION_GROUP
     return max(recipe.group_size, _VISION_GROUP) if filled <= columns * _MOST_FILLED else recipe.group_size
 

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 
 import embedllm
@@ -23,6 +25,7 @@ from embedllm.errors import DeviceUnavailable, ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
 from embedllm.export.verify import verify_folder
+from embedllm.export.writing.plan import vision_group
 from embedllm.package.package import open_package
 from embedllm.package.packing import packings
 from embedllm.package.tensors import vision_runs
@@ -47,6 +50,7 @@ PROMPTS = {
 }
 
 
+WIDE = {"hidden_size": 128, "intermediate_size": 250, "num_attention_heads": 4}
 CHECKPOINTS = {
     "smolvlm": vision_checkpoint,
     "gemma3": partial(gemma_checkpoint, window=50),  # more than the tokens of an image, which attend to one another
@@ -88,13 +92,37 @@ def test_features_of_8_bits_follow_the_reference(case: Case, tmp_path: Path, *, 
     """In groups of 128, which GPUs read as blocks of 32, and of which 250 columns fill two."""
     if case.device in DEVICES:
         case = replace(case, exact=False, tolerance=0.1)  # activations are rounded to int8: measured 0.058
-    wide = {"hidden_size": 128, "intermediate_size": 250, "num_attention_heads": 4}
-    checkpoint = vision_checkpoint(tmp_path / "checkpoint", vision=wide)
+    checkpoint = vision_checkpoint(tmp_path / "checkpoint", vision=WIDE)
     folder = convert(checkpoint, tmp_path / "package", Recipe(method="nearest", symmetric=symmetric))
     found = packings(open_package(folder).manifest)
     assert {found[part.name].group_size for run in vision_runs(open_package(folder).decoder) for part in run} == {128}
     with embedllm.load(folder, device="reference") as reference, loaded(folder, case) as llm:
         assert_close(rows(llm, TWO), rows(reference, TWO), case.tolerance)
+
+
+@pytest.mark.parametrize("symmetric", [None, False], ids=["symmetric", "zero points"])
+def test_blocks_of_32_that_gpus_read_are_the_groups_of_128(tmp_path: Path, *, symmetric: bool | None) -> None:
+    """The graph of GPUs in float32, on the processor."""
+    checkpoint = vision_checkpoint(tmp_path / "checkpoint", vision=WIDE)
+    folder = convert(checkpoint, tmp_path / "package", Recipe(method="nearest", symmetric=symmetric))
+    sizes = {a.i for node in onnx.load(folder / "vision.fp32.onnx", load_external_data=False).graph.node
+             for a in node.attribute if a.name == "block_size"}  # fmt: skip
+    assert sizes == {32}
+    session = ort.InferenceSession(folder / "vision.fp32.onnx", providers=["CPUExecutionProvider"])
+    [name] = (given.name for given in session.get_inputs())
+    [found] = session.run(None, {name: ONE.pixel_values})
+    with embedllm.load(folder, device="reference") as reference:
+        assert_close(np.asarray(found).reshape(-1, reference.runner.engine.decoder.hidden), rows(reference, ONE), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "group_size", "found"),
+    [(768, 32, 128), (4304, 32, 128), (252, 32, 128), (120, 32, 32), (120, 16, 16), (768, 16, 128), (768, 256, 256)],
+)
+def test_groups_of_an_encoder_are_of_128_unless_too_much_is_filled_up(
+    columns: int, group_size: int, found: int
+) -> None:
+    assert vision_group(Recipe(group_size=group_size), columns) == found
 
 
 def test_steps_are_captured_where_those_of_text_models_are(llm: Model, case: Case, package: Path) -> None:

@@ -53,7 +53,7 @@ def paged_engine(
     joins: bool = True,
 ) -> PagedEngine:
     package = open_package(folder)
-    chosen = properties("CPU", options or OpenVINOOptions(), threads, exact)
+    chosen = properties(package, "CPU", options or OpenVINOOptions(), threads, exact)
     return PagedEngine(package, _graph(package, "openvino"), device("openvino"), chosen, joins=joins)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import embedllm
 from embedllm.backends.openvino.engine import properties
+from embedllm.backends.openvino.runtime import ov
 from embedllm.backends.openvino.vision import OvVision
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system.hardware import has_slow_bf16
@@ -16,6 +17,7 @@ from embedllm.export import Recipe, convert
 from embedllm.loading.options import LoadOptions
 from embedllm.package.package import open_package
 from tests.cli.test_commands import embed
+from tests.support.tiny import tiny_checkpoint
 from tests.support.vision import vision_checkpoint
 
 
@@ -115,25 +117,42 @@ def test_a_processor_of_intels_without_amx_is_slow_in_bf16(
     assert not has_slow_bf16(tmp_path / "none")
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_it_computes_in_float32_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, *, slow: bool) -> None:
+@pytest.mark.parametrize(
+    ("bits", "options", "slow", "precision"),
+    [
+        (4, OpenVINOOptions(), True, "f32"),
+        (4, OpenVINOOptions(), False, None),
+        (16, OpenVINOOptions(), True, None),  # a step would read twice as much
+        (4, OpenVINOOptions(precision="bf16"), True, "bf16"),
+        (4, OpenVINOOptions(kv="bf16"), True, None),  # which attention by pages takes of bf16 only
+    ],
+)
+def test_float32_is_asked_for_where_bf16_is_slow(
+    bits: int, options: OpenVINOOptions, *, slow: bool, precision: str | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr("embedllm.backends.openvino.engine.has_slow_bf16", lambda: slow)
-    chosen = properties("CPU", OpenVINOOptions(), 2, exact=False)
-    assert chosen.get("INFERENCE_PRECISION_HINT") == ("f32" if slow else None)
-    assert "INFERENCE_PRECISION_HINT" not in properties("GPU", OpenVINOOptions(), 2, exact=False)
-    assert properties("CPU", OpenVINOOptions(precision="bf16"), 2, exact=False)["INFERENCE_PRECISION_HINT"] == "bf16"
+    package = open_package(
+        convert(tiny_checkpoint(tmp_path / "tiny"), tmp_path / "package", Recipe(bits=bits, method="nearest"))
+    )
+    assert properties(package, "CPU", options, 2, exact=False).get("INFERENCE_PRECISION_HINT") == precision
+    assert properties(package, "GPU", options, 2, exact=False).get("INFERENCE_PRECISION_HINT") == options.precision
 
 
-def test_activations_of_an_encoder_are_rounded_in_groups_of_its_weights(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
-    wide = vision_checkpoint(tmp_path / "wide", vision=sizes)
-    folder = convert(wide, tmp_path / "package", Recipe(method="nearest"))
+@pytest.mark.parametrize(("columns", "group"), [(128, 128), (80, None)], ids=["alike", "one of smaller groups"])
+def test_activations_of_an_encoder_are_rounded_in_groups_of_its_weights(
+    columns: int, group: int | None, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": columns, "num_attention_heads": 4}
+    checkpoint = vision_checkpoint(tmp_path / "checkpoint", vision=sizes)
+    package = open_package(convert(checkpoint, tmp_path / "package", Recipe(method="nearest")))
+    name = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+    plugins = ov.Core().get_property("CPU", name)
 
-    def rounding(options: OpenVINOOptions, *, exact: bool = False) -> int:
-        chosen = properties("CPU", options, 2, exact)
-        compiled = OvVision(open_package(folder), "CPU", chosen).compiled
-        return int(compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE"))
+    def rounding(options: OpenVINOOptions, *, exact: bool = False) -> object:
+        chosen = properties(package, "CPU", options, 2, exact)
+        return OvVision(package, "CPU", chosen).compiled.get_property(name)
 
-    assert rounding(OpenVINOOptions()) == 128
+    assert rounding(OpenVINOOptions()) == (group or plugins)
     assert rounding(OpenVINOOptions(rounding_group=64)) == 64
     assert rounding(OpenVINOOptions(), exact=True) == 0
