@@ -14,7 +14,8 @@ import pytest
 
 from embedllm.package.features import FORMAT
 from tests.web.support.browser import Browser
-from tests.web.support.calls import BrowserError, awaited
+from tests.web.support.calls import PATIENCE_S, BrowserError, awaited
+from tests.web.support.chat_page import until
 from tests.web.support.page import Context, Page
 from tests.web.support.server import Fault, WebServer
 
@@ -289,6 +290,16 @@ def test_right_blocks_under_the_hash_of_another_file_do_not_take_its_place(
     page.in_worker(LOAD, web_server.serve("/models/evil", tmp_path / "evil"))
     assert digest(WEIGHTS) not in page.in_worker(STORED)
     assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
+
+
+def test_texts_do_not_wait_for_one_another(web_server: WebServer, page: Page, url: str) -> None:
+    first, second = "/models/tiny/tokenizer.json", "/models/tiny/more words/chat template.jinja"
+    web_server.fault(first, Fault(hold_after=1))
+    loading = page.start_in_worker(LOAD, url)
+    until(lambda: web_server.requests(first) and web_server.requests(second), patience_s=PATIENCE_S)
+    web_server.release(first)
+    found = list(awaited(loading, "the load")["texts"])
+    assert found == ["embedllm.json", "tokenizer.json", "more words/chat template.jinja"]  # in the manifest's order
 
 
 def test_a_graph_is_downloaded_when_it_is_asked_for(page: Page, url: str) -> None:

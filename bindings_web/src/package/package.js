@@ -56,10 +56,8 @@ export class Package {
     const needed = [...texts, ...names.filter(isWeights)];
     await this.#store.keep(this.url, this.#text); // first, it may make room: what was there before an update
     await this.#store.needRoom(needed.map((name) => this.#wanted(name))); // now, not after a long download
-    for (const name of texts) {
-      const file = await this.#store.file(this.#wanted(name), this.#options);
-      this.texts.set(name, utf8(name, await file.arrayBuffer()));
-    }
+    const files = await Promise.all(texts.map((name) => this.#store.file(this.#wanted(name), this.#options)));
+    for (const [at, name] of texts.entries()) this.texts.set(name, utf8(name, await files[at].arrayBuffer()));
   }
 
   /** @param {string} name */
