@@ -86,7 +86,7 @@ class ChatPage:
         message = f"#transcript > li:nth-child({place})"
         self.page.wait_for(f"{message}, #trouble:not([hidden])")
         assert not self.page.texts("#trouble:not([hidden])")
-        assert not self.page.texts(f"{message} .facts"), "the reply has ended"
+        assert not self.page.texts(f"{message} .facts"), f"the reply has ended: {self.page.text(message)!r}"
         return self.page.text(message)
 
     def messages(self) -> list[str]:
