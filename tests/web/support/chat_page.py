@@ -81,13 +81,16 @@ class ChatPage:
         self.loaded()
         return self.messages()[-1]
 
-    def growing(self, place: int) -> str:
-        """The reply that is the chat's message at a place, from 1 on, as far as it has come."""
+    def reply(self, place: int) -> str:
+        """The chat's message at a place, from 1 on, as far as it has come."""
         message = f"#transcript > li:nth-child({place})"
         self.page.wait_for(f"{message}, #trouble:not([hidden])")
         assert not self.page.texts("#trouble:not([hidden])")
-        assert not self.page.texts(f"{message} .facts"), f"the reply has ended: {self.page.text(message)!r}"
         return self.page.text(message)
+
+    def has_replied(self, place: int) -> bool:
+        """Whether the message at a place has ended."""
+        return bool(self.page.texts(f"#transcript > li:nth-child({place}) .facts"))
 
     def messages(self) -> list[str]:
         return self.page.texts("#transcript > li")
