@@ -69,6 +69,7 @@ def has_slow_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return facts.get("vendor_id") == "GenuineIntel" and "avx512_bf16" in flags and "amx_bf16" not in flags
 
 
+@cache
 def _facts(cpuinfo: Path) -> dict[str, str]:
     """What Linux tells of the processor: of each key the first value that says something."""
     facts: dict[str, str] = {}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.web.support.browser import Browser
-from tests.web.support.calls import LONG_S
-from tests.web.support.chat_page import packing, serve_sample, until
+from tests.web.support.calls import LONG_S, until
+from tests.web.support.chat_page import packing, serve_sample
 from tests.web.support.server import ROOT, WebServer
 
 pytestmark = pytest.mark.browser

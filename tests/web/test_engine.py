@@ -21,8 +21,7 @@ from embedllm.package.package import MANIFEST, open_package
 from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
 from tests.support.latents import mla_checkpoint
 from tests.support.vision import vision_checkpoint
-from tests.web.support.calls import LONG_S, PATIENCE_S, BrowserError, awaited
-from tests.web.support.chat_page import until
+from tests.web.support.calls import LONG_S, PATIENCE_S, BrowserError, awaited, until
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import Fault, WebServer

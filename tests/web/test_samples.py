@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.web.support.browser import Browser
-from tests.web.support.chat_page import ChatPage, packing, serve_sample, until
+from tests.web.support.calls import until
+from tests.web.support.chat_page import ChatPage, packing, serve_sample
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, Fault, WebServer
 

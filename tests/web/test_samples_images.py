@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.web.support.browser import Browser
-from tests.web.support.chat_page import ChatPage, serve_sample, until
+from tests.web.support.calls import until
+from tests.web.support.chat_page import ChatPage, serve_sample
 from tests.web.support.server import ROOT, WebServer
 from tests.web.test_samples import PHONE, check_on_a_phone
 

@@ -14,8 +14,7 @@ import pytest
 
 from embedllm.package.features import FORMAT
 from tests.web.support.browser import Browser
-from tests.web.support.calls import PATIENCE_S, BrowserError, awaited
-from tests.web.support.chat_page import until
+from tests.web.support.calls import PATIENCE_S, BrowserError, awaited, until
 from tests.web.support.page import Context, Page
 from tests.web.support.server import Fault, WebServer
 

@@ -1,8 +1,9 @@
-"""Answers of the driver: values that come later, errors of JavaScript."""
+"""Waiting for answers: of the driver, whose values come later or are errors of JavaScript, and for anything else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -32,3 +33,13 @@ def awaited(future: Future[Any], what: str, patience_s: float = PATIENCE_S) -> A
 
 def browser_error(said: Mapping[str, Any]) -> BrowserError:
     return BrowserError(said["name"], said["message"], said["stack"], said.get("fields", {}))
+
+
+def until(look: Callable[[], Any], *, patience_s: float = LONG_S) -> Any:  # noqa: ANN401  # what `look` gives
+    """What `look` gives when that is something; the samples' policy allows no polling inside the page."""
+    end = time.monotonic() + patience_s
+    while not (found := look()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {patience_s} s")
+        time.sleep(0.05)
+    return found

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Context
@@ -99,13 +96,3 @@ class ChatPage:
         """Waits for the box that says what went wrong; its heading."""
         self.page.wait_for("#trouble", patience_s=LONG_S)
         return self.page.text("#trouble-heading")
-
-
-def until(look: Callable[[], Any], *, patience_s: float = LONG_S) -> Any:  # noqa: ANN401  # what `look` gives
-    """What `look` gives when that is something; the samples' policy allows no polling inside the page."""
-    end = time.monotonic() + patience_s
-    while not (found := look()):
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited {patience_s} s")
-        time.sleep(0.05)
-    return found
