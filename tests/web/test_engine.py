@@ -324,6 +324,14 @@ SAMPLINGS = {
     "all": {"temperature": 0.9, "top_k": 50, "top_p": 0.8, "min_p": 0.02, "seed": 5},
     "penalties": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 7},
 }
+COUNT_INDIRECT = """
+const { dispatchWorkgroupsIndirect } = GPUComputePassEncoder.prototype;
+globalThis.indirect = 0;
+GPUComputePassEncoder.prototype.dispatchWorkgroupsIndirect = function (...given) {
+  globalThis.indirect++;
+  return dispatchWorkgroupsIndirect.apply(this, given);
+};
+"""
 GUESSED = tuple(name for name in SAMPLINGS if name != "penalties")
 
 
@@ -335,13 +343,12 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
     """For every sampler; and each step that ran ahead was wanted, so that it saves time."""
     opened(page, web_server, tiny_package("llama"), "webgpu-software")
     generate = """
-    const [{ Sampler }, { Sampling }, { loadGpuRuntime }] = await Promise.all([import("/src/sampling/sampler.js"),
-      import("/src/sampling/options.js"), import("/src/engine/ort_runtime.js")]);
+    const [{ Sampler }, { Sampling }, { StepReplay }] = await Promise.all([import("/src/sampling/sampler.js"),
+      import("/src/sampling/options.js"), import("/src/engine/step_replay.js")]);
     const { engine } = loaded;
-    const inner = (await loadGpuRuntime(argument.base)).module();
-    const run = inner._OrtRunWithBinding;
+    const { encode } = StepReplay.prototype;
     let runs = 0;
-    inner._OrtRunWithBinding = (...given) => (runs++, run(...given));
+    StepReplay.prototype.encode = function (commands) { runs++; return encode.call(this, commands); };
     const reply = async (options, isAhead) => {
       const sampler = new Sampler(new Sampling(options), [1, 2, 3]);
       session.rewind(0);
@@ -350,6 +357,7 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
       engine.draws = isAhead && sampler.draws ? { ...sampler.draws, left } : null;
       let row = await session.feed([1, 2, 3]);
       let first = (runs = 0);
+      globalThis.indirect = 0;
       while (found.length < 8) {
         const { token, logprob } = sampler.pick(row);
         sampler.note(token);
@@ -358,30 +366,33 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
         if (found.length < 8) row = await session.feed([token]);
         first ||= runs;
       }
-      return { found, runs, first };
+      return { found, runs, first, indirect };
     };
     engine.draws = { temperature: 0, top_k: 0, top_p: 1, min_p: 0, uniform: () => 0 };
     session.rewind(0);
-    runs = 0;
     let row = await session.feed([1, 2, 3]);
+    await session.feed([row.top(1).tokens[0]]); // captured
+    session.rewind(0);
+    row = await session.feed([1, 2, 3]);
+    runs = 0;
     for (let count = 0; count < 8; count++) row = await session.feed([row.top(2).tokens[1]]);
     const wrong = runs;
     const told = {};
     for (const [name, options] of Object.entries(argument.samplings)) {
       told[name] = { ahead: await reply(options, true), singly: await reply(options, false) };
     }
-    inner._OrtRunWithBinding = run;
+    StepReplay.prototype.encode = encode;
     return { told, wrong, captures: engine.captures };
     """
-    given = {"samplings": SAMPLINGS, "base": urls(web_server)["onnxruntime"]}
-    answer = page.in_worker(generate, given, patience_s=2 * LONG_S)
+    answer = page.in_worker(COUNT_INDIRECT + generate, {"samplings": SAMPLINGS}, patience_s=2 * LONG_S)
     assert answer["captures"]
-    assert answer["wrong"] == 9 + 2 * 4  # nothing runs ahead behind the third guess that is wrong
+    assert answer["wrong"] == 8 + 2 * 4  # nothing runs ahead behind the third guess that is wrong
     for name, told in answer["told"].items():
         assert told["ahead"]["found"] == told["singly"]["found"], name
         assert told["singly"]["runs"] == 7, name
         assert told["ahead"]["first"] == (5 if name in GUESSED else 1), name  # nothing is waited for behind a prompt
         assert told["ahead"]["runs"] == 7, name  # none ran that the end of the reply does not want
+        assert told["ahead"]["indirect"] == told["singly"]["indirect"] == 0, name
 
 
 GUESS = """

@@ -2,6 +2,7 @@
 
 import { DeviceError } from "../errors.js";
 import { FLOAT, FLOAT16, INT32, INT64, ROPE_TABLES } from "./ort_calls.js";
+import { StepReplay } from "./step_replay.js";
 
 /**
  * @import { WithImages } from "../images/features.js"
@@ -9,7 +10,8 @@ import { FLOAT, FLOAT16, INT32, INT64, ROPE_TABLES } from "./ort_calls.js";
  * @import { GpuModel } from "./webgpu_model.js"
  * @import { GpuStates } from "./webgpu_states.js"
  * @typedef {{buffer: GPUBuffer, tensor: number}} OnGpu a tensor over a buffer
- * @typedef {{binding: number, options: number}} StepRun options: 0 for one that is not captured
+ * @typedef {{binding: number, options: number, replay?: StepReplay | null}} StepRun options: 0 for one that is not
+ *   captured; replay: null where ONNX Runtime replays it, undefined before the first run
  */
 
 /** Buffers for the KV, the states and the steps of one sequence. */
@@ -218,10 +220,15 @@ export class GpuBuffers {
    * Computes the row after the next token; only where steps are captured. The first time captures it.
    *
    * @param {number} ahead steps that lie between the sequence as it is and this one
+   * @param {GPUCommandEncoder} commands which are submitted next
    */
-  async step(ahead) {
-    const { binding, options } = this.#current[this.states?.after(ahead) ?? 0];
-    await this.#run(binding, options || this.#model.uncaptured);
+  async step(ahead, commands) {
+    const step = this.#current[this.states?.after(ahead) ?? 0];
+    if (step.replay) return step.replay.encode(commands);
+    const { binding, options } = step;
+    const run = () => this.#run(binding, options || this.#model.uncaptured);
+    await run();
+    if (options && step.replay === undefined) step.replay = await StepReplay.of(this.#model.device, run, this.capacity);
   }
 
   /** @param {number} binding @param {number} options @param {number} [session] */

@@ -125,9 +125,10 @@ export class GpuSteps {
    * @param {number} place of its row among those that are not read
    */
   async #launch(buffers, draws, place) {
-    await buffers.step(this.#ahead.length);
+    const commands = this.#model.device.createCommandEncoder();
+    await buffers.step(this.#ahead.length, commands);
     this.#frontier++;
-    const read = this.#read(buffers, draws, place);
+    const read = this.#read(buffers, draws, place, commands);
     read.catch(() => {}); // it may be forgotten
     return { read };
   }
@@ -142,14 +143,14 @@ export class GpuSteps {
    * Chooses the token after the row that was computed last, and reads both; the next run may begin meanwhile.
    *
    * @param {GpuBuffers} buffers @param {Draws | null} draws null: the best one @param {number} place
+   * @param {GPUCommandEncoder} [commands] that compute the row, where they are not submitted yet
    * @returns {Promise<Read>}
    */
-  async #read({ logits, token, group }, draws, place) {
+  async #read({ logits, token, group }, draws, place, commands = this.#model.device.createCommandEncoder()) {
     const { device, decoder, size, next, type } = this.#model;
     const bytes = size * decoder.vocabulary;
     const room = HEAD + 16 * Math.ceil(bytes / 16);
     const staging = this.#staging.pop() ?? device.createBuffer({ size: room, usage: READ_USAGE });
-    const commands = device.createCommandEncoder();
     if (group) {
       next.choose(draws, place);
       next.encode(commands, group);

@@ -1,0 +1,147 @@
+// A captured step as commands of our own: one pass, without ONNX Runtime, and without dispatches whose size is in a buffer.
+//
+// ONNX Runtime's attention reads its number of workgroups from a buffer (dispatchWorkgroupsIndirect). Chromium checks each
+// such number by a dispatch, a buffer and a bind group of its own, which is most of a step's time. Captured, a step has the
+// whole capacity as its total length, so these numbers never change: they are read once.
+
+/**
+ * @typedef {{pipeline: GPUComputePipeline, groups: GPUBindGroup[]}} Kernel
+ * @typedef {Kernel & {size: [number, number, number]}} Sized
+ * @typedef {Kernel & {buffer: GPUBuffer, offset: number}} Indirect
+ */
+
+const SIZE_BYTES = 12; // of three numbers of workgroups
+const TILE = 64; // tokens of a workgroup of attention, in onnxruntime-web 1.30
+
+/** The dispatches of one step, over the buffers that it was captured with. */
+export class StepReplay {
+  #dispatches;
+
+  /** @param {(Sized | Indirect)[]} dispatches */
+  constructor(dispatches) {
+    this.#dispatches = dispatches;
+  }
+
+  /**
+   * Runs a captured step twice more, which gives what it gave before: null where it is more than dispatches.
+   *
+   * @param {GPUDevice} device @param {() => Promise<void>} run has ONNX Runtime replay it
+   * @param {number} capacity tokens
+   */
+  static async of(device, run, capacity) {
+    const dispatches = await recorded(device, run);
+    if (!dispatches) return null;
+    const sizes = await sizesOf(device, dispatches);
+    return new StepReplay(dispatches.map((each, place) => {
+      const [x, y, z] = sizes[place];
+      const isWhole = x * TILE >= capacity && y && z; // else it may be that of a shorter sequence
+      return "size" in each || !isWhole ? each : { ...each, size: [x, y, z] };
+    }));
+  }
+
+  /** @param {GPUCommandEncoder} commands */
+  encode(commands) {
+    const pass = commands.beginComputePass();
+    let last = null;
+    for (const dispatch of this.#dispatches) {
+      if (dispatch.pipeline !== last) pass.setPipeline((last = dispatch.pipeline));
+      run(pass, dispatch);
+    }
+    pass.end();
+  }
+}
+
+/** @param {GPUComputePassEncoder} pass @param {Sized | Indirect} dispatch */
+function run(pass, dispatch) {
+  dispatch.groups.forEach((group, place) => pass.setBindGroup(place, group));
+  if ("size" in dispatch) pass.dispatchWorkgroups(...dispatch.size);
+  else pass.dispatchWorkgroupsIndirect(dispatch.buffer, dispatch.offset);
+}
+
+/**
+ * What is dispatched before a function first waits; null where it does anything else on the GPU.
+ *
+ * @param {GPUDevice} device @param {() => Promise<void>} replay
+ */
+async function recorded(device, replay) {
+  /** @type {(Sized | Indirect)[]} */
+  const dispatches = [];
+  let isAll = true;
+  /** An object with methods of its own; calls of others but `plain` are noted. @template {object} Watched */
+  const watched = (/** @type {Watched} */ target, /** @type {Record<string, Function>} */ own, /** @type {string[]} */ plain) =>
+    new Proxy(target, {
+      get(object, /** @type {keyof Watched & string} */ name) {
+        const value = object[name];
+        if (typeof value !== "function") return value;
+        if (!own[name] && !plain.includes(name)) isAll = false;
+        return own[name] ?? value.bind(object);
+      },
+    });
+  const pass = (/** @type {GPUComputePassEncoder} */ encoder) => {
+    /** @type {GPUComputePipeline} */
+    let pipeline;
+    /** @type {GPUBindGroup[]} */
+    let groups = [];
+    return watched(encoder, {
+      setPipeline(/** @type {GPUComputePipeline} */ set) {
+        encoder.setPipeline((pipeline = set));
+      },
+      setBindGroup(/** @type {number} */ place, /** @type {GPUBindGroup} */ group, /** @type {ArrayLike<number>} */ offsets) {
+        if (offsets?.length) isAll = false;
+        groups = Object.assign([...groups], { [place]: group });
+        encoder.setBindGroup(place, group);
+      },
+      dispatchWorkgroups(/** @type {number} */ x, y = 1, z = 1) {
+        dispatches.push({ pipeline, groups, size: [x, y, z] });
+        encoder.dispatchWorkgroups(x, y, z);
+      },
+      dispatchWorkgroupsIndirect(/** @type {GPUBuffer} */ buffer, /** @type {number} */ offset) {
+        dispatches.push({ pipeline, groups, buffer, offset });
+        encoder.dispatchWorkgroupsIndirect(buffer, offset);
+      },
+    }, ["end"]);
+  };
+  const { queue } = device;
+  device.createCommandEncoder = (given) => {
+    const made = GPUDevice.prototype.createCommandEncoder.call(device, given);
+    const begin = (/** @type {GPUComputePassDescriptor} */ options) => pass(made.beginComputePass(options));
+    return watched(made, { beginComputePass: begin }, ["finish"]);
+  };
+  queue.writeBuffer = (...given) => {
+    isAll = false;
+    GPUQueue.prototype.writeBuffer.apply(queue, given);
+  };
+  /** @type {Promise<void>} */
+  let done;
+  try {
+    done = replay(); // up to where it waits, which a replay does behind its last command
+  } finally {
+    Reflect.deleteProperty(device, "createCommandEncoder");
+    Reflect.deleteProperty(queue, "writeBuffer");
+  }
+  await done;
+  return isAll && dispatches.length ? dispatches : null;
+}
+
+/**
+ * The numbers of workgroups of all, as they are when each is dispatched; a buffer may hold others later.
+ *
+ * @param {GPUDevice} device @param {(Sized | Indirect)[]} dispatches @returns {Promise<number[][]>}
+ */
+async function sizesOf(device, dispatches) {
+  const staging = device.createBuffer({ size: SIZE_BYTES * dispatches.length, usage: 1 | 8 }); // MAP_READ, COPY_DST
+  const commands = device.createCommandEncoder();
+  dispatches.forEach((dispatch, place) => {
+    const pass = commands.beginComputePass();
+    pass.setPipeline(dispatch.pipeline);
+    run(pass, dispatch);
+    pass.end();
+    if ("buffer" in dispatch) commands.copyBufferToBuffer(dispatch.buffer, dispatch.offset, staging, SIZE_BYTES * place, SIZE_BYTES);
+  });
+  device.queue.submit([commands.finish()]);
+  await staging.mapAsync(1);
+  const all = new Uint32Array(staging.getMappedRange());
+  const sizes = dispatches.map((_, place) => [...all.subarray(3 * place, 3 * place + 3)]);
+  staging.destroy();
+  return sizes;
+}
