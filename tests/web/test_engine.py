@@ -315,6 +315,42 @@ def test_steps_ahead_of_the_host_change_no_logits(page: Page, web_server: WebSer
     check_steps_ahead(page, folder, some_tokens(5, 307))
 
 
+@pytest.mark.slow
+@pytest.mark.software_gpu
+def test_a_model_that_was_right_in_this_browser_is_not_tried_again(
+    page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    """Of a software GPU nothing is remembered, whose attention is wrong over many tokens: so it is told here."""
+    folder = tiny_package("llama")
+    loaded = opened(page, web_server, folder, "webgpu-software")
+    again = """
+    const { recall, remember } = await import("/src/engine/remembered.js");
+    const { loadGpuRuntime } = await import("/src/engine/ort_runtime.js");
+    const inner = (await loadGpuRuntime(argument.urls.onnxruntime)).module();
+    const run = inner._OrtRunWithBinding;
+    const { device, kind } = loaded;
+    const known = await recall("embedllm-tried.json");
+    const runs = [];
+    for (const name of ["another GPU", device.description]) {
+      await remember("embedllm-tried.json", [[`${kind.graph} ${kind.weights}`, name, device.backend, navigator.userAgent].join("|")]);
+      let count = 0;
+      inner._OrtRunWithBinding = (...given) => (count++, run(...given));
+      const { load } = await import("/src/worker/load_model.js");
+      const { engine } = await load(argument.url, { device: device.name, urls: argument.urls });
+      runs.push([count > 0, engine.chunk, engine.captures]);
+      engine.close();
+    }
+    inner._OrtRunWithBinding = run;
+    await remember("embedllm-tried.json", []);
+    return { known, runs };
+    """
+    url = web_server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
+    found = page.in_worker(again, {"url": url, "urls": urls(web_server)}, patience_s=LONG_S)
+    assert loaded["chunk"] == 31
+    assert not found["known"]
+    assert found["runs"] == [[True, 31, True], [False, 512, True]]
+
+
 SAMPLINGS = {
     "greedy": {"temperature": 0},
     "plain": {"seed": 1},

@@ -19,7 +19,7 @@ LIMITS = {
     "the page": 17_000,
     "the worker": 50_500,
     "downloads": 5_500,
-    "WebGPU": 41_500,
+    "WebGPU": 43_000,
     "WebAssembly": 4_000,
     "recurrent states": 3_000,
     "saved conversations": 6_000,

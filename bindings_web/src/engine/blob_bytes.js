@@ -30,6 +30,8 @@ export async function whileOpen(blob, work) {
  */
 export class BlobBytes extends Uint8Array {
   #blob;
+  /** what pieces are read into, one after the other: memory that is new each time takes longer than reading */
+  #room = new Uint8Array(0);
 
   /** @param {Blob} blob */
   constructor(blob) {
@@ -44,7 +46,8 @@ export class BlobBytes extends Uint8Array {
 
   /** @override @param {number} [start] @param {number} [end] @returns {Uint8Array<ArrayBuffer>} */
   subarray(start = 0, end = this.#blob.size) {
-    return readBlob(this.#blob, start, end);
+    if (this.#room.length < end - start) this.#room = new Uint8Array(end - start);
+    return readBlob(this.#blob, start, end, this.#room);
   }
 }
 
@@ -52,12 +55,14 @@ export class BlobBytes extends Uint8Array {
  * A piece of a file, at once; only workers can.
  *
  * @param {Blob} blob @param {number} start @param {number} end
+ * @param {Uint8Array<ArrayBuffer>} [room] that may be taken for it
  * @returns {Uint8Array<ArrayBuffer>}
  */
-export function readBlob(blob, start, end) {
+export function readBlob(blob, start, end, room = undefined) {
   const access = opened.get(blob);
-  const buffer = access ? new ArrayBuffer(end - start) : new FileReaderSync().readAsArrayBuffer(blob.slice(start, end));
-  const bytes = new Uint8Array(buffer);
+  const bytes = access
+    ? (room?.subarray(0, end - start) ?? new Uint8Array(end - start))
+    : new Uint8Array(new FileReaderSync().readAsArrayBuffer(blob.slice(start, end)));
   const found = access ? access.read(bytes, { at: start }) : bytes.length;
   if (found !== end - start) throw new RangeError(`a file of ${blob.size} bytes was read from ${start} to ${end}`);
   return bytes;

@@ -10,7 +10,8 @@ import { Session } from "./session.js";
  * @import { Steps } from "./session.js"
  * @typedef {{name: string, backend: string, description: string, available: boolean, reason: string, remedy: string,
  *   memory: number, variants?: string[]}} Device variants: of the graphs that it can run, the best first
- * @typedef {{graph: Blob, weights: Blob, activations: "float32" | "float16", decoder: Decoder}} Parts
+ * @typedef {{graph: Blob, weights: Blob, activations: "float32" | "float16", decoder: Decoder, hash?: string}} Parts
+ *   hash: of what graph and weights hold, where that is known
  */
 
 const GONE_MS = 300; // after a step that failed, to hear that the GPU is lost

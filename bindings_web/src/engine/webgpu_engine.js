@@ -7,6 +7,7 @@ import { Engine } from "./engine.js";
 import { GpuModel } from "./webgpu_model.js";
 import { GpuSteps } from "./webgpu_steps.js";
 import { forgetGpuRuntime, loadGpuRuntime } from "./ort_runtime.js";
+import { recall, remember } from "./remembered.js";
 import { withLengths } from "./graph_lengths.js";
 
 /** @import { Device, Parts } from "./engine.js" */
@@ -14,6 +15,8 @@ import { withLengths } from "./graph_lengths.js";
 const CHUNK = 512; // tokens fed at once
 /** Most that attention takes on some Vulkan drivers: from 32 on its sums are wrong there (docs/webgpu.md#faults) */
 const SAFE_CHUNK = 31;
+const FILE = "embedllm-tried.json"; // which models a browser's GPU computed rightly, the latest KEPT
+const KEPT = 16;
 const TRIED = 70; // tokens that a loaded model is tried with: more than a block of attention's, which are 64
 const TRIED_STEPS = 4, TRIED_STEPS_OF_STATES = 7; // of them, captured: a step for each place of states, behind one that is fed again
 
@@ -35,7 +38,7 @@ export async function openGpu(device, parts, { base }) {
   const gpu = /** @type {GPUDevice} */ (await ort.env.webgpu.device);
   const recurrent = parts.decoder.states.size ? await import("./webgpu_states.js") : null;
   const model = new GpuModel(module(), gpu, parts.decoder, parts.activations, capturing !== null, recurrent?.gpuStates);
-  const chunk = await tried(model);
+  const chunk = await triedOnce(model, [parts.hash, device.description, device.backend, navigator.userAgent]);
   const close = () => (model.close(), session.release());
   const engine = new Engine(device, parts.decoder, chunk, () => new GpuSteps(model), close);
   engine.captures = model.captures;
@@ -52,6 +55,22 @@ export async function openGpu(device, parts, { base }) {
 function tellUncaptured(error) {
   console.info(`embedllm: steps are not captured: ${error instanceof Error ? error.message : error}`);
   return null;
+}
+
+/**
+ * As tried(), but in a browser that remembers that nothing was wrong with the model. What was is tried again.
+ *
+ * @param {GpuModel} model @param {(string | undefined)[]} about the model, which is the first, the GPU and the browser
+ */
+async function triedOnce(model, about) {
+  const key = about.join("|");
+  /** @type {string[]} */
+  const right = (about[0] && (await recall(FILE))) || [];
+  if (right.includes(key)) return CHUNK;
+  const { captures } = model;
+  const chunk = await tried(model);
+  if (about[0] && chunk === CHUNK && model.captures === captures) await remember(FILE, [...right.slice(1 - KEPT), key]);
+  return chunk;
 }
 
 /**

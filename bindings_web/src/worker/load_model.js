@@ -78,7 +78,9 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
     }
     const weights = await weightsOf();
     const activations = graph.activations === "float16" ? /** @type {const} */ ("float16") : /** @type {const} */ ("float32");
-    const parts = { graph: await opened.file(graph.file), weights, activations, decoder };
+    const { files } = opened.manifest;
+    const hash = `${files[graph.file].sha256} ${files[WEIGHTS].sha256}`;
+    const parts = { graph: await opened.file(graph.file), weights, activations, decoder, hash };
     onProgress?.({ file: graph.file, loaded: 0, total: 1, phase: "compile" });
     signal?.throwIfAborted();
     try {
