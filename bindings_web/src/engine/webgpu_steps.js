@@ -5,6 +5,7 @@
 // it does not ask for is forgotten, as a rewind forgets.
 
 import { DeviceError } from "../errors.js";
+import { turn } from "../worker/yield_to_events.js";
 import { widen } from "./float_bytes.js";
 
 /**
@@ -20,6 +21,8 @@ const HEAD = 16; // bytes before a row: the token after it
 const WRONG = 2; // guesses behind a prompt, and one more for RIGHT right ones; where more are wrong, nothing runs ahead
 const RIGHT = 8;
 export const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
+const POLL_MS = 0.1; // between two looks for a row that is waited for
+const LONGEST_MS = 6; // a wait for which there are such looks
 
 /** The KV of one sequence and the steps over it. */
 export class GpuSteps {
@@ -35,6 +38,7 @@ export class GpuSteps {
   #frontier = 0; // tokens up to which steps have run
   /** @type {{read: Promise<Read>}[]} behind the latest row */
   #ahead = [];
+  #waited = 0; // ms for the latest row that nothing ran behind
   #isClosed = false;
 
   /** @param {GpuModel} model */
@@ -92,7 +96,7 @@ export class GpuSteps {
     await buffers.feed(tokens, position, images);
     buffers.states?.end(tokens.length);
     this.#right = this.#wrong = 0;
-    return this.#take(await this.#read(buffers, draws, 0), position + tokens.length);
+    return this.#take(await this.#alone(this.#read(buffers, draws, 0)), position + tokens.length);
   }
 
   /** @param {number} token @param {number} position @param {Draws | null} draws */
@@ -115,7 +119,7 @@ export class GpuSteps {
     while (this.#ahead.length < most && this.#frontier < buffers.capacity) {
       this.#ahead.push(await this.#launch(buffers, draws, 1 + this.#ahead.length));
     }
-    return this.#take(await step.read, position + 1);
+    return this.#take(await (this.#ahead.length ? step.read : this.#alone(step.read)), position + 1);
   }
 
   /**
@@ -131,6 +135,29 @@ export class GpuSteps {
     const read = this.#read(buffers, draws, place, commands);
     read.catch(() => {}); // it may be forgotten
     return { read };
+  }
+
+  /**
+   * What a read gives behind which nothing runs. Chromium looks every 2 ms for what the GPU has done, and whenever
+   * something is submitted: so nothing is, again and again, where the wait is short.
+   *
+   * @param {Promise<Read>} read
+   */
+  async #alone(read) {
+    const start = performance.now();
+    let isDone = false;
+    const done = read.finally(() => (isDone = true));
+    done.catch(() => {}); // whoever waits below is told
+    for (let now = start, last = start; !isDone && this.#waited < LONGEST_MS && now - start < LONGEST_MS; ) {
+      await turn();
+      now = performance.now();
+      if (now - last < POLL_MS) continue;
+      this.#model.device.queue.submit([]);
+      last = now;
+    }
+    const found = await done;
+    this.#waited = performance.now() - start;
+    return found;
   }
 
   /** Takes what a run gave. @param {Read} read @param {number} end */
