@@ -22,7 +22,7 @@ const WRONG = 2; // guesses behind a prompt, and one more for RIGHT right ones; 
 const RIGHT = 8;
 export const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
 const POLL_MS = 0.1; // between two looks for a row that is waited for
-const LONGEST_MS = 6; // a wait for which there are such looks
+const LONGEST_MS = 12; // a wait for which there are such looks
 
 /** The KV of one sequence and the steps over it. */
 export class GpuSteps {
