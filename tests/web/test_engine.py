@@ -332,7 +332,8 @@ def test_a_model_that_was_right_in_this_browser_is_not_tried_again(
     const known = await recall("embedllm-tried.json");
     const runs = [];
     for (const name of ["another GPU", device.description]) {
-      await remember("embedllm-tried.json", [[`${kind.graph} ${kind.weights}`, name, device.backend, navigator.userAgent].join("|")]);
+      const about = [`${kind.graph} ${kind.weights}`, name, device.backend, navigator.userAgent];
+      await remember("embedllm-tried.json", [about.join("|")]);
       let count = 0;
       inner._OrtRunWithBinding = (...given) => (count++, run(...given));
       const { load } = await import("/src/worker/load_model.js");
