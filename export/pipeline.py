@@ -32,7 +32,7 @@ from embedllm.export.request import ExportRequest
 from embedllm.export.sharding import cut_in_place
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.genai_config import FILE as GENAI_CONFIG
-from embedllm.export.writing.genai_config import genai_config
+from embedllm.export.writing.genai_config import genai_config, runs_text
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.passthrough import check_prequantized, prequantized
 from embedllm.export.writing.plan import Plan, plan
@@ -298,11 +298,8 @@ def _write(
     """Weights, graphs and what describes them."""
     decoder, layout, tokens = planned.decoder, planned.layout, facts["tokens"]
     assert isinstance(tokens, dict)
-    # onnxruntime-genai has other inputs for a recurrent model's states, none for texts without a KV, and no KV of keys
-    # alone
-    is_latent = FLOAT32.keeps_latent(decoder, planned.packing)
-    if decoder.encoder is None and not decoder.is_recurrent and not is_latent:
-        write_json(partial / GENAI_CONFIG, genai_config(decoder, tokens, FLOAT32.file))
+    if runs_text(decoder, keeps_latent=FLOAT32.keeps_latent(decoder, planned.packing)):
+        write_json(partial / GENAI_CONFIG, genai_config(decoder, tokens))
     done = 0
 
     def on_bytes(count: int) -> None:

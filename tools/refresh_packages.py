@@ -17,7 +17,6 @@ from embedllm.export.verify import verify_folder
 from embedllm.export.writing.genai_config import genai_config
 from embedllm.files.atomic import write_json
 from embedllm.package.features import features_of
-from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import MANIFEST, open_package, sha256
 from embedllm.package.packing import packings
 
@@ -33,7 +32,7 @@ def refresh(folder: Path) -> None:
     package = open_package(folder)
     tokens = package.manifest["tokens"]
     assert isinstance(tokens, dict)
-    write_json(folder / "genai_config.json", genai_config(package.decoder, tokens, FLOAT32.file))
+    write_json(folder / "genai_config.json", genai_config(package.decoder, tokens))
     features = features_of(packings(package.manifest).values(), is_encoder=package.encoder is not None,
                            has_vision=package.encoder is None and package.decoder.vision is not None)  # fmt: skip
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in package.files}

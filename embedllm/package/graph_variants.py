@@ -112,8 +112,8 @@ class GraphVariant:
             return False
         return all(each.q_norm is not None and each.k_norm is not None for each in decoder.attentions)
 
-    def states(self, kind: str, layer: int) -> tuple[str, str]:
-        """What a recurrent layer's state is called before a run, and behind it."""
+    def states(self, kind: str, layer: int | str) -> tuple[str, str]:
+        """What a recurrent layer's state is called before a run, and behind it. layer: or what stands for it."""
         return self.past_state.format(kind=kind, layer=layer), self.present_state.format(kind=kind, layer=layer)
 
     def unsupported(self, decoder: Decoder) -> str:

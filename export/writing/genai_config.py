@@ -10,14 +10,31 @@ from collections.abc import Mapping
 from embedllm.export.writing.genai_kinds import GenaiKind
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.vision import DynamicVision
-from embedllm.package.graph_variants import GENAI_DECODER, GENAI_EMBEDDING, INPUTS_EMBEDS, POSITION_IDS
+from embedllm.package.graph_variants import (
+    FLOAT32,
+    GENAI_DECODER,
+    GENAI_EMBEDDING,
+    INPUTS_EMBEDS,
+    POSITION_IDS,
+    GraphVariant,
+)
+from embedllm.package.recurrent_state import mixer_states, recurrent_mixer
 
 FILE = "genai_config.json"
 _LONGEST = 4096  # tokens: it takes KV for max_length at once, which a full context would make gigabytes
 
 
-def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str) -> dict[str, object]:
-    """The configuration for a folder whose default graph is `graph_file`.
+def runs_text(decoder: Decoder, *, keeps_latent: bool) -> bool:
+    """Whether onnxruntime-genai runs the default graph: none for whole texts, and none whose KV holds latents.
+
+    Of recurrent layers it takes the state of a convolution and a matrix together, so no short convolutions (LFM2).
+    """
+    mixers = [mixer for layer in decoder.layers if (mixer := recurrent_mixer(layer)) is not None]
+    return decoder.encoder is None and not keeps_latent and all(len(mixer_states(mixer)) == 2 for mixer in mixers)
+
+
+def genai_config(decoder: Decoder, tokens: Mapping[str, object], variant: GraphVariant = FLOAT32) -> dict[str, object]:
+    """The configuration for a folder, which has a graph of that variant.
 
     tokens: bos, pad, stop, as in the manifest.
     """
@@ -27,6 +44,10 @@ def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str
     ids = {"bos_token_id": tokens["bos"], "eos_token_id": stop or None, "pad_token_id": tokens["pad"]}
     if ids["pad_token_id"] is None and stop:
         ids["pad_token_id"] = stop[0]
+    past, present = {}, {}
+    for kind in ("conv", "recurrent") if decoder.is_recurrent else ():
+        names = variant.states(kind, "%d")
+        past[f"past_{kind}_names"], present[f"present_{kind}_names"] = names
     return {
         "model": {
             "type": "decoder",
@@ -34,7 +55,7 @@ def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str
             "vocab_size": decoder.vocabulary,
             **{key: value for key, value in ids.items() if value is not None},
             "decoder": {
-                "filename": graph_file,
+                "filename": variant.file,
                 "hidden_size": decoder.hidden,
                 "num_attention_heads": first.heads,
                 "num_key_value_heads": first.kv_heads,
@@ -46,11 +67,13 @@ def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str
                     "attention_mask": "attention_mask",
                     "past_key_names": "past_key_values.%d.key",
                     "past_value_names": "past_key_values.%d.value",
+                    **past,
                 },
                 "outputs": {
                     "logits": "logits",
                     "present_key_names": "present.%d.key",
                     "present_value_names": "present.%d.value",
+                    **present,
                 },
             },
         },
@@ -65,7 +88,7 @@ def genai_images_config(
 
     ids: of special tokens, by the keys of a configuration. processor_file: with the steps of the image processor.
     """
-    config = genai_config(decoder, tokens, GENAI_DECODER.file)
+    config = genai_config(decoder, tokens, GENAI_DECODER)
     model = config["model"]
     assert isinstance(model, dict)
     positions = {POSITION_IDS: POSITION_IDS} if GENAI_DECODER.computes_mrope(decoder) else {}
