@@ -58,57 +58,72 @@ function run(pass, dispatch) {
   else pass.dispatchWorkgroupsIndirect(dispatch.buffer, dispatch.offset);
 }
 
+/** What is encoded on a device while it watches. */
+class Recording {
+  /** @type {(Sized | Indirect)[]} */
+  dispatches = [];
+  /** whether nothing else was encoded or written */
+  isWhole = true;
+
+  /** @param {GPUCommandEncoder} encoder */
+  encoder(encoder) {
+    const begin = (/** @type {GPUComputePassDescriptor} */ options) => this.#pass(encoder.beginComputePass(options));
+    return this.#watched(encoder, { beginComputePass: begin }, "finish");
+  }
+
+  /** @param {GPUComputePassEncoder} pass */
+  #pass(pass) {
+    /** @type {GPUComputePipeline} */
+    let pipeline;
+    /** @type {GPUBindGroup[]} */
+    let groups = [];
+    return this.#watched(pass, {
+      setPipeline: (/** @type {GPUComputePipeline} */ set) => pass.setPipeline((pipeline = set)),
+      setBindGroup: (/** @type {number} */ place, /** @type {GPUBindGroup} */ group, /** @type {unknown[]} */ ...offsets) => {
+        if (offsets.length) this.isWhole = false;
+        groups = Object.assign([...groups], { [place]: group });
+        pass.setBindGroup(place, group, .../** @type {[]} */ (offsets));
+      },
+      dispatchWorkgroups: (/** @type {number} */ x, y = 1, z = 1) => {
+        this.dispatches.push({ pipeline, groups, size: [x, y, z] });
+        pass.dispatchWorkgroups(x, y, z);
+      },
+      dispatchWorkgroupsIndirect: (/** @type {GPUBuffer} */ buffer, /** @type {number} */ offset) => {
+        this.dispatches.push({ pipeline, groups, buffer, offset });
+        pass.dispatchWorkgroupsIndirect(buffer, offset);
+      },
+    }, "end");
+  }
+
+  /**
+   * An object with methods of ours; to call others than `plain` is something else.
+   *
+   * @template {object} Watched @param {Watched} target @param {Record<string, Function>} own @param {string} plain
+   */
+  #watched(target, own, plain) {
+    return new Proxy(target, {
+      get: (object, /** @type {keyof Watched & string} */ name) => {
+        const value = object[name];
+        if (typeof value !== "function") return value;
+        if (!own[name] && name !== plain) this.isWhole = false;
+        return own[name] ?? value.bind(object);
+      },
+    });
+  }
+}
+
 /**
  * What is dispatched before a function first waits; null where it does anything else on the GPU.
  *
  * @param {GPUDevice} device @param {() => Promise<void>} replay
  */
 async function recorded(device, replay) {
-  /** @type {(Sized | Indirect)[]} */
-  const dispatches = [];
-  let isAll = true;
-  /** An object with methods of its own; calls of others but `plain` are noted. @template {object} Watched */
-  const watched = (/** @type {Watched} */ target, /** @type {Record<string, Function>} */ own, /** @type {string[]} */ plain) =>
-    new Proxy(target, {
-      get(object, /** @type {keyof Watched & string} */ name) {
-        const value = object[name];
-        if (typeof value !== "function") return value;
-        if (!own[name] && !plain.includes(name)) isAll = false;
-        return own[name] ?? value.bind(object);
-      },
-    });
-  const pass = (/** @type {GPUComputePassEncoder} */ encoder) => {
-    /** @type {GPUComputePipeline} */
-    let pipeline;
-    /** @type {GPUBindGroup[]} */
-    let groups = [];
-    return watched(encoder, {
-      setPipeline(/** @type {GPUComputePipeline} */ set) {
-        encoder.setPipeline((pipeline = set));
-      },
-      setBindGroup(/** @type {number} */ place, /** @type {GPUBindGroup} */ group, /** @type {ArrayLike<number>} */ offsets) {
-        if (offsets?.length) isAll = false;
-        groups = Object.assign([...groups], { [place]: group });
-        encoder.setBindGroup(place, group);
-      },
-      dispatchWorkgroups(/** @type {number} */ x, y = 1, z = 1) {
-        dispatches.push({ pipeline, groups, size: [x, y, z] });
-        encoder.dispatchWorkgroups(x, y, z);
-      },
-      dispatchWorkgroupsIndirect(/** @type {GPUBuffer} */ buffer, /** @type {number} */ offset) {
-        dispatches.push({ pipeline, groups, buffer, offset });
-        encoder.dispatchWorkgroupsIndirect(buffer, offset);
-      },
-    }, ["end"]);
-  };
+  const recording = new Recording();
   const { queue } = device;
-  device.createCommandEncoder = (given) => {
-    const made = GPUDevice.prototype.createCommandEncoder.call(device, given);
-    const begin = (/** @type {GPUComputePassDescriptor} */ options) => pass(made.beginComputePass(options));
-    return watched(made, { beginComputePass: begin }, ["finish"]);
-  };
+  device.createCommandEncoder = (given) =>
+    recording.encoder(GPUDevice.prototype.createCommandEncoder.call(device, given));
   queue.writeBuffer = (...given) => {
-    isAll = false;
+    recording.isWhole = false;
     GPUQueue.prototype.writeBuffer.apply(queue, given);
   };
   /** @type {Promise<void>} */
@@ -120,7 +135,8 @@ async function recorded(device, replay) {
     Reflect.deleteProperty(queue, "writeBuffer");
   }
   await done;
-  return isAll && dispatches.length ? dispatches : null;
+  const { dispatches, isWhole } = recording;
+  return isWhole && dispatches.length ? dispatches : null;
 }
 
 /**
