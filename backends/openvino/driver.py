@@ -101,8 +101,9 @@ def _facts(device: str) -> dict[str, str]:
 
 
 def _open(options: OpenOptions) -> Engine:
-    from embedllm.backends.openvino.engine import OvEngine, properties
+    from embedllm.backends.openvino.engine import OvEngine
     from embedllm.backends.openvino.paged_engine import PagedEngine
+    from embedllm.backends.openvino.properties import properties
     from embedllm.backends.openvino.runtime import target_of
 
     graph, target, chosen = options.require_graph(), target_of(options.device.name), _with_kv(options)

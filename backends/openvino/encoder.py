@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.openvino.engine import compile_folder, properties
+from embedllm.backends.openvino.engine import compile_folder
+from embedllm.backends.openvino.properties import properties
 from embedllm.backends.openvino.runtime import as_device_error, target_of
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.reference.encoder_engine import EncoderEngine, describe_size

@@ -16,7 +16,8 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import check_rewind, check_tokens
-from embedllm.backends.openvino.engine import EXACT, compile_folder
+from embedllm.backends.openvino.engine import compile_folder
+from embedllm.backends.openvino.properties import EXACT
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, ov, reason
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import DeviceError, DeviceUnavailable

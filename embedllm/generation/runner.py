@@ -20,10 +20,11 @@ from embedllm.generation.beam_search import BeamSearch
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.engine_loop import CallerThread, EngineLoop, Ticket
 from embedllm.generation.generation import Generation
+from embedllm.generation.job import Job, Steps
 from embedllm.generation.loop import Proposer, arun, decode_steps, run
 from embedllm.generation.outbox import AsyncOutbox, Outbox
 from embedllm.generation.request import Request, check_request
-from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING, Job, Scheduler, Steps
+from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING, Scheduler
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
 from embedllm.generation.speculation.speculator import Draft, Drafter, Speculator
 from embedllm.kv_cache.prefix_cache import PrefixCache

@@ -11,26 +11,21 @@ import math
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.errors import Busy, out_of_memory
+from embedllm.generation.job import Ask, Job
 from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
 
 if TYPE_CHECKING:
-    from embedllm.cancel import Cancel
     from embedllm.kv_cache.sequence_pool import SequencePool
-    from embedllm.package.lora.adapter import Adapter
     from embedllm.types import Logits
 
-# gives what goes to the caller; asks for a feed, and is sent its rows; or for several, and is sent a list of rows
-Steps: TypeAlias = "Generator[object, Any, None]"
 _Rows: TypeAlias = "Callable[[Sequence[BatchRow]], Sequence[Logits]]"  # of an engine: feeds several sessions in one run
-_Part: TypeAlias = "tuple[_Ask, int]"  # what is fed next, and how many of its tokens
-PRIORITY_S = 10.0  # one step of priority is worth this many seconds of waiting, so that none waits for ever
+_Part: TypeAlias = "tuple[Ask, int]"  # what is fed next, and how many of its tokens
 MAX_WAITING = 1024  # requests; each costs its prompt
 _FULL = 8  # sequences that step, beside which a whole prompt budget is read
 _LEAST_WHOLE = 2  # tokens of a prompt that is read together with others
@@ -38,87 +33,6 @@ _BESIDE_TURNS = 64  # the same budget on a device that takes turns
 _WAKE_S = 1 / 60  # seconds, the time of a display's frame, in which readers are woken once
 _TIDY_EVERY = 32  # iterations with something to feed: then a little is done of what can wait, too
 MAX_RUNNING = 16  # requests, where neither memory nor the device says another number
-
-
-class Receiver(Protocol):
-    """Where the items of a request go."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nobody reads them at present: the request pauses."""
-        ...
-
-    def flush(self) -> None:
-        """Gives the reader what it was not woken for yet."""
-        ...
-
-    def put(self, item: Any) -> None: ...  # noqa: ANN401  # of the request's kind
-
-    def end(self, error: BaseException | None = None) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Ask:
-    """A feed that a request waits for."""
-
-    job: Job
-    feed: Feed
-    sequence: CachedSequence  # the feed's
-    fed: int = 0  # tokens of it, so far
-    rows: Sequence[Logits] | None = None
-    error: BaseException | None = None
-
-    @property
-    def left(self) -> int:
-        return len(self.feed.tokens) - self.fed
-
-    @property
-    def is_answered(self) -> bool:
-        return self.rows is not None or self.error is not None
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Job:
-    """One request on its way through a scheduler."""
-
-    begin: Callable[[Job], Steps]  # makes the generator, in the loop's thread, once the request is admitted
-    outbox: Receiver
-    cancel: Cancel  # of it alone
-    unstarted: Callable[[Job], object]  # what the caller gets when it is cancelled before
-    prompt: Sequence[int]  # one that another request may read for it, too
-    tokens: int = 1  # whose KV needs memory
-    priority: int = 0  # lower ones are served earlier
-    timeout_s: float = math.inf  # after which it ends as cancelled
-    is_rejectable: bool = True  # by a full queue
-    sequence: CachedSequence | None = None  # that it runs on, or will; None: it has several, or none yet
-    adapter: Adapter | None = None
-    submitted_s: float = field(default_factory=lambda: time.monotonic())
-    queued_s: float = 0.0  # seconds it waited until it was admitted
-    rank: float = field(init=False)  # lower ones are served earlier
-    deadline_s: float = field(init=False)
-    steps: Steps | None = None  # None: it waits
-    asks: list[_Ask] = field(default_factory=list)
-    is_list: bool = False  # it asked for several at once
-    after_recall: list[_Ask] | None = None  # what it asked for, while KV that was taken away is computed again
-    is_busy: bool = False  # its own code runs, which may have called the model again
-    shared: dict[Job, int] = field(default_factory=dict)  # tokens that it takes from another one when they are read
-
-    def __post_init__(self) -> None:
-        self.rank = self.submitted_s + self.priority * PRIORITY_S
-        self.deadline_s = self.submitted_s + self.timeout_s
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it can go on: its reader keeps up, and its own code does not run."""
-        return not self.is_busy and not self.outbox.is_full
-
-    @property
-    def can_wait(self) -> bool:
-        """Whether its KV can be taken away until there is room again: of one sequence, and of this model."""
-        return not self.is_busy and self.sequence is not None and self.after_recall is None
-
-    def is_over(self, now_s: float) -> bool:
-        return self.cancel.cancelled or now_s >= self.deadline_s
 
 
 class Scheduler:
@@ -255,7 +169,7 @@ class Scheduler:
             for ask in other.asks
         )
 
-    def _shared(self, job: Job, ask: _Ask) -> int:
+    def _shared(self, job: Job, ask: Ask) -> int:
         """How many tokens of its prompt a request takes from one that is being read; 0: too few to wait for them."""
         if ask.job not in job.shared:
             read = ask.job.prompt
@@ -304,7 +218,7 @@ class Scheduler:
             for ask, count in parts:
                 self._feed_alone(ask, count)
             return
-        ready: list[tuple[_Ask, Sequence[int]]] = []
+        ready: list[tuple[Ask, Sequence[int]]] = []
         for ask, count in parts:
             try:
                 ask.sequence.prepare(count)
@@ -324,7 +238,7 @@ class Scheduler:
             ask.sequence.note_appended(tokens)
             _note(ask, len(tokens), (row,))
 
-    def _feed_alone(self, ask: _Ask, count: int) -> None:
+    def _feed_alone(self, ask: Ask, count: int) -> None:
         feed, sequence = ask.feed, ask.sequence
         tokens = feed.tokens if count == len(feed.tokens) else feed.tokens[ask.fed : ask.fed + count]
         try:  # a draft model may be on another device, which has a loop of its own
@@ -381,12 +295,12 @@ class Scheduler:
         job.outbox.end(out_of_memory(error) if isinstance(error, MemoryError) else error)
 
 
-def _ask(job: Job, feed: Feed) -> _Ask:
+def _ask(job: Job, feed: Feed) -> Ask:
     assert isinstance(feed.sequence, CachedSequence)  # which all jobs feed
-    return _Ask(job, feed, feed.sequence)
+    return Ask(job, feed, feed.sequence)
 
 
-def _pieces(steps: Sequence[_Ask], prompts: Sequence[_Ask]) -> list[_Part]:
+def _pieces(steps: Sequence[Ask], prompts: Sequence[Ask]) -> list[_Part]:
     """Which prompts are read in this iteration, and how many tokens of each; the first come first."""
     budgets: dict[int, int] = {}
     stepping = Counter(id(ask.sequence.engine) for ask in steps if prompts)
@@ -401,7 +315,7 @@ def _pieces(steps: Sequence[_Ask], prompts: Sequence[_Ask]) -> list[_Part]:
     return pieces
 
 
-def _runs(steps: Sequence[_Ask], pieces: Sequence[_Part]) -> list[tuple[_Rows | None, list[_Part]]]:
+def _runs(steps: Sequence[Ask], pieces: Sequence[_Part]) -> list[tuple[_Rows | None, list[_Part]]]:
     """What is fed in one run, where an engine can do that; None: that is fed alone. Those with steps come first.
 
     Pieces of prompts go into the run of the steps, or whole ones that are about as long into one of their own.
@@ -438,7 +352,7 @@ def _prompt_budget(sequence: CachedSequence, stepping: int) -> int:
     return max(1, sequence.batches.prompt_budget * max(_FULL // 4, min(stepping, _FULL)) // _FULL)
 
 
-def _note(ask: _Ask, count: int, rows: Sequence[Logits]) -> None:
+def _note(ask: Ask, count: int, rows: Sequence[Logits]) -> None:
     ask.fed += count
     if ask.left:
         return

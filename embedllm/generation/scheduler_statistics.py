@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embedllm.generation.scheduler import Job, Scheduler
+from embedllm.generation.job import Job
+from embedllm.generation.scheduler import Scheduler
 from embedllm.kv_cache.sequence_pool import SequencePool
 
 

@@ -13,8 +13,8 @@ from embedllm.generation.engine_loop import EngineLoop
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import MemoryEstimate
     from embedllm.backends.devices.selection import DeviceSearch
+    from embedllm.backends.needed_memory import MemoryEstimate
     from embedllm.backends.options import RuntimeOptions
     from embedllm.backends.probe.runner import Probes
     from embedllm.loading.options import LoadOptions

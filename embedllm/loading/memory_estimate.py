@@ -8,9 +8,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 
-from embedllm.backends.base import Device, MemoryEstimate, Unsupported
+from embedllm.backends.base import Device, Unsupported
 from embedllm.backends.devices.drivers import capabilities
 from embedllm.backends.driver import Capabilities, MemoryFootprint
+from embedllm.backends.needed_memory import MemoryEstimate
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture.attention import Attention

@@ -37,7 +37,7 @@ from embedllm.text.protocols import ModelCodec
 from embedllm.text.stream import text_after
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import MemoryEstimate
+    from embedllm.backends.needed_memory import MemoryEstimate
     from embedllm.generation.speculation.draft_head import HeadDrafter
     from embedllm.text.chat_template import JSON
     from embedllm.types import F32

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from embedllm.errors import Busy, ContextFull, EmbedError, TemplateError
 from embedllm.openai.schema import InvalidRequest
-from embedllm.server.model_pool import PoolBusy, UnknownModel
+from embedllm.server.lease import PoolBusy
+from embedllm.server.model_pool import UnknownModel
 
 if TYPE_CHECKING:
     from embedllm.types import JSON

@@ -13,108 +13,28 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embedllm.backends.system.host_memory import trim_heap
-from embedllm.errors import DeviceUnavailable, EmbedError
+from embedllm.errors import DeviceUnavailable
 from embedllm.loading.load import open_model
 from embedllm.loading.options import LoadOptions
+from embedllm.server.lease import Lease, ModelStatus, PoolBusy
 from embedllm.server.memory_need import HOST, MemoryNeed, host_budget, memory_need
 from embedllm.server.model_names import ModelNames, ServedModel
 from embedllm.server.model_names import UnknownModel as UnknownModel
+from embedllm.server.model_slot import Slot, Waiter
 
 if TYPE_CHECKING:
     from embedllm.model.model import Model
 
 T = TypeVar("T")
-State: TypeAlias = Literal["asleep", "loading", "loaded", "unloading", "failed"]
 
 MAX_WAIT_S = 120.0  # of a request for its model, the load among it
 MAX_WAITING = 256  # requests
 _MAX_RETRY_S = 60
 _log = logging.getLogger("embedllm")
-
-
-class PoolBusy(EmbedError):
-    """A request has not got its model in time; nothing was begun, and it can be made again.
-
-    retry_after: seconds after which that may go better.
-    """
-
-    def __init__(self, message: str, *, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """A model that stays loaded as long as this is held."""
-
-    model: Model
-    """Loaded."""
-    adapter: str | None
-    """The LoRA adapter that was asked for."""
-    name: str
-    """The served model's name; with an adapter "name:adapter"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatus:
-    """How it is with a model."""
-
-    name: str
-    """What clients write."""
-    aliases: tuple[str, ...]
-    """Other names."""
-    adapters: tuple[str, ...]
-    """LoRA adapters: each is "name:adapter"."""
-    state: State
-    """"failed": its last load did; a request tries again."""
-    memory_bytes: int | None
-    """What it takes when loaded, as estimated; None: not known yet."""
-    requests: int
-    """That use it now."""
-    waiting: int
-    """Requests that wait for it."""
-    idle_s: float | None
-    """Seconds since the last request; None: there was none yet, or one runs."""
-    pinned: bool
-    """Never unloaded."""
-    error: str = ""
-    """Of the last load, where it failed."""
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """A model and how it is with it."""
-
-    served: ServedModel
-    state: State = "asleep"
-    model: Model | None = None
-    need: MemoryNeed | None = None  # None: not known yet
-    users: int = 0
-    is_unserved: bool = False  # loaded, and no request has had it yet
-    promised_until: float = 0.0  # whoever was told to come again shall find it
-    admitted_at: float = 0.0  # the last request
-    released_at: float | None = None
-    loaded_at: float = 0.0
-    load_s: float = 5.0  # the last load took; before the first a guess
-    error: BaseException | None = None
-
-    @property
-    def takes_memory(self) -> bool:
-        return self.need is not None and self.state in ("loading", "loaded", "unloading")
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """A request that waits for its model."""
-
-    slot: _Slot
-    ready: asyncio.Future[None]
-    is_admitted: bool = False
 
 
 class ModelPool:
@@ -144,11 +64,11 @@ class ModelPool:
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value!r}; expected more than 0.")
         self._names = ModelNames(models)
-        self._slots = {model.name: _Slot(model) for model in models}
+        self._slots = {model.name: Slot(model) for model in models}
         self._load, self._need = load, need
         self._memory, self._idle_s = memory, idle_seconds
         self._max_wait, self._max_waiting = max_wait, max_waiting
-        self._waiting: list[_Waiter] = []  # in the order of their arrival
+        self._waiting: list[Waiter] = []  # in the order of their arrival
         self._free: int | None = None  # of the host's memory, at the first load
         self._is_budget_known = False
         self._working: set[asyncio.Future[Any]] = set()  # loads and unloads
@@ -228,8 +148,8 @@ class ModelPool:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def _hold(self, slot: _Slot, max_wait: float | None) -> AsyncIterator[Model]:
-        waiter = _Waiter(slot, asyncio.get_running_loop().create_future())
+    async def _hold(self, slot: Slot, max_wait: float | None) -> AsyncIterator[Model]:
+        waiter = Waiter(slot, asyncio.get_running_loop().create_future())
         if self._is_closed:
             raise self._closing()
         if len(self._waiting) >= self._max_waiting:
@@ -259,7 +179,7 @@ class ModelPool:
         """Admits whom it can, and begins the loads and unloads that the first of the others needs."""
         if self._is_closed:
             return
-        draining: list[_Slot] = []
+        draining: list[Slot] = []
         blocked: set[str] = set()  # memories that somebody waits for
         for waiter in [*self._waiting]:
             slot = waiter.slot
@@ -279,7 +199,7 @@ class ModelPool:
                         draining += self._make_room(slot.need.place, missing)
         self._unload_idle()
 
-    def _admit(self, waiter: _Waiter) -> None:
+    def _admit(self, waiter: Waiter) -> None:
         slot = waiter.slot
         slot.users += 1
         slot.admitted_at, slot.is_unserved, slot.promised_until = _now(), False, 0.0
@@ -296,7 +216,7 @@ class ModelPool:
         found = self._free if self._memory is None else self._memory
         return math.inf if found is None else found
 
-    def _others(self, slot: _Slot, place: str) -> list[_Slot]:
+    def _others(self, slot: Slot, place: str) -> list[Slot]:
         """Those that take some of a memory, or are about to give it back."""
         return [
             other
@@ -304,7 +224,7 @@ class ModelPool:
             if other is not slot and other.takes_memory and other.need is not None and other.need.place == place
         ]
 
-    def _is_too_large(self, slot: _Slot, need: MemoryNeed) -> bool:
+    def _is_too_large(self, slot: Slot, need: MemoryNeed) -> bool:
         """Whether it can never fit into a budget that was set, which is said to all who wait for it."""
         if self._memory is None or need.place != HOST:
             return False
@@ -321,13 +241,13 @@ class ModelPool:
         )
         return True
 
-    def _missing(self, slot: _Slot, need: MemoryNeed) -> float:
+    def _missing(self, slot: Slot, need: MemoryNeed) -> float:
         """Bytes to free first. What is more than a budget that nobody has set is loaded alone: load() judges it."""
         budget, others = self._budget(need), self._others(slot, need.place)
         pinned = sum(_bytes(other) for other in others if other.served.pinned)
         return min(need.bytes, budget - pinned) - (budget - sum(map(_bytes, others))) if budget < math.inf else 0
 
-    def _make_room(self, place: str, missing: float) -> list[_Slot]:
+    def _make_room(self, place: str, missing: float) -> list[Slot]:
         """Unloads models as soon as nobody uses any of those that have to go; until then they take no new requests."""
         now = _now()
         taking = [slot for slot in self._slots.values() if slot.takes_memory and slot.need is not None]
@@ -335,7 +255,7 @@ class ModelPool:
         loaded = [slot for slot in taking if slot.state == "loaded" and _place(slot) == place]
         choice = [slot for slot in loaded if not slot.served.pinned and not self._is_owed(slot, now)]
         choice.sort(key=lambda slot: (slot.users > 0, slot.admitted_at))
-        victims: list[_Slot] = []
+        victims: list[Slot] = []
         for slot in choice:
             if sum(map(_bytes, victims)) < missing:
                 victims.append(slot)
@@ -349,7 +269,7 @@ class ModelPool:
                 self._unload(slot)
         return victims
 
-    def _is_owed(self, slot: _Slot, now: float) -> bool:
+    def _is_owed(self, slot: Slot, now: float) -> bool:
         """Whether a load has still to serve somebody."""
         return slot.is_unserved and (now < slot.promised_until or any(not one.ready.done() for one in self._of(slot)))
 
@@ -371,21 +291,21 @@ class ModelPool:
             self._wake.cancel()
         self._wake = None if later == math.inf else asyncio.get_running_loop().call_at(later, self._pump)
 
-    def _measure(self, slot: _Slot) -> None:
+    def _measure(self, slot: Slot) -> None:
         slot.state = "loading"
         self._run(partial(self._need, slot.served), partial(self._measured, slot))
 
-    def _measured(self, slot: _Slot, found: asyncio.Future[MemoryNeed]) -> None:
+    def _measured(self, slot: Slot, found: asyncio.Future[MemoryNeed]) -> None:
         if (error := _error_of(found)) is not None:
             self._fail(slot, error)
         else:
             slot.state, slot.need = "asleep", found.result()
 
-    def _begin_load(self, slot: _Slot) -> None:
+    def _begin_load(self, slot: Slot) -> None:
         slot.state, slot.error = "loading", None
         self._run(partial(self._load, slot.served.path, slot.served.options), partial(self._loaded, slot, _now()))
 
-    def _loaded(self, slot: _Slot, began: float, found: asyncio.Future[Model]) -> None:
+    def _loaded(self, slot: Slot, began: float, found: asyncio.Future[Model]) -> None:
         if (error := _error_of(found)) is not None:
             self._fail(slot, error)
             return
@@ -396,18 +316,18 @@ class ModelPool:
                 self._admit(waiter)
         _log.info("loaded '%s' in %.1f s", slot.served.name, slot.load_s)
 
-    def _unload(self, slot: _Slot) -> None:
+    def _unload(self, slot: Slot) -> None:
         model, slot.model, slot.state = slot.model, None, "unloading"
         assert model is not None
         self._run(partial(_close, model), partial(self._unloaded, slot))
 
-    def _unloaded(self, slot: _Slot, done: asyncio.Future[None]) -> None:
+    def _unloaded(self, slot: Slot, done: asyncio.Future[None]) -> None:
         slot.state = "asleep"
         if (error := _error_of(done)) is not None:
             _log.warning("unloading '%s' failed: %s", slot.served.name, error)
         _log.info("unloaded '%s'", slot.served.name)
 
-    def _fail(self, slot: _Slot, error: BaseException) -> None:
+    def _fail(self, slot: Slot, error: BaseException) -> None:
         """Says it to all who wait for the model; the next request tries again."""
         slot.state, slot.error, slot.need = "failed", error, None
         _log.warning("loading '%s' failed: %s", slot.served.name, error)
@@ -427,13 +347,13 @@ class ModelPool:
 
         future.add_done_callback(finish)
 
-    def _of(self, slot: _Slot) -> list[_Waiter]:
+    def _of(self, slot: Slot) -> list[Waiter]:
         return [waiter for waiter in self._waiting if waiter.slot is slot]
 
-    def _busy(self, slot: _Slot, reason: str) -> PoolBusy:
+    def _busy(self, slot: Slot, reason: str) -> PoolBusy:
         return PoolBusy(f"{reason}; other models are in use. Try again later.", retry_after=self._retry_after(slot))
 
-    def _retry_after(self, slot: _Slot) -> int:
+    def _retry_after(self, slot: Slot) -> int:
         """Seconds: what the loads of those that wait took the last time."""
         pending = {id(one.slot): one.slot for one in self._waiting} | {id(slot): slot}
         return min(max(math.ceil(sum(one.load_s for one in pending.values())), 1), _MAX_RETRY_S)
@@ -446,11 +366,11 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _bytes(slot: _Slot) -> int:
+def _bytes(slot: Slot) -> int:
     return 0 if slot.need is None else slot.need.bytes
 
 
-def _place(slot: _Slot) -> str:
+def _place(slot: Slot) -> str:
     return HOST if slot.need is None else slot.need.place
 
 

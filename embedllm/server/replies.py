@@ -16,7 +16,7 @@ from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.openai.client import Spelling
 from embedllm.server.endpoint import Exchange
 from embedllm.server.errors import Refused
-from embedllm.server.model_pool import Lease
+from embedllm.server.lease import Lease
 
 if TYPE_CHECKING:
     from embedllm.generation.chunk import Chunk

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.altup import AltUpWriter
-from embedllm.export.onnx.attention import Attentions, masks_window, rotates_inside
+from embedllm.export.onnx.attention import Attentions
 from embedllm.export.onnx.builder import Graph
 from embedllm.export.onnx.guess import write_guess
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
-from embedllm.export.onnx.mrope import table_rows
 from embedllm.export.onnx.norms import Norms
+from embedllm.export.onnx.positions import Positions
 from embedllm.export.onnx.recurrent import Recurrent
 from embedllm.export.onnx.signature import signature
 from embedllm.package.architecture.attention import Attention
@@ -50,8 +49,6 @@ from embedllm.package.wasm_floats import float_spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-_TO_END = int(np.iinfo(np.int64).max)
 
 
 def build(
@@ -99,6 +96,7 @@ class _Emitter:
         self.streams: list[str] = []  # in front of each layer, [B, T, hidden]
         self.products = Products(graph, packing, variant)
         self.norms = Norms(graph)
+        self.positions = Positions(graph, variant)
         self.mlps = Mlps(self.products)
         self.recurrent = Recurrent(self.products, self.norms, self.mlps)
         self.altup_streams = AltUpWriter(self.products, self.norms, self.mlps)
@@ -110,7 +108,7 @@ class _Emitter:
             graph.default("logits_from", -1)
             if self.variant.gives_hidden:
                 graph.default(HIDDEN_FROM, -1)
-            lengths, positions = self.lengths(), self.given_or_computed_positions(decoder, keeps_latent)
+            lengths, positions = self.positions.lengths(), self.positions.given_or_computed(decoder, keeps_latent)
         else:
             lengths, positions = ["seqlens_k", "total_sequence_length"], POSITION_IDS
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
@@ -132,7 +130,7 @@ class _Emitter:
             is_last = index == len(decoder.layers) - 1
             if layer.altup is not None:
                 hidden = self.altup_layer(index, layer, layer.altup, hidden, attentions, per_layer_inputs)
-                hidden = self.select_positions(hidden, "streams") if is_last else hidden
+                hidden = self.positions.selected(hidden, "streams") if is_last else hidden
                 continue
             hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
             if index < len(self.deepstack):
@@ -151,7 +149,7 @@ class _Emitter:
             states = stream if decoder.eagle is not None else states
             graph.node("Identity", [states], [LAST_HIDDEN_STATE], graph.named("hidden_states"))
             if not self.variant.guesses:  # which gives both of one position
-                normed = graph.op("Slice", [normed, *self.bounds("logits_from")], "norm.selected")
+                normed = graph.op("Slice", [normed, *self.positions.bounds("logits_from")], "norm.selected")
         self.head(decoder, normed)
         if self.variant.guesses:
             write_guess(graph, decoder, reads_mask_late=bool(positions))
@@ -192,7 +190,7 @@ class _Emitter:
         """What an EAGLE-3 head reads of this model, of the positions whose hidden states are asked for."""
         graph = self.graph
         graph.scope = "eagle"
-        parts = [self.select_positions(self.streams[layer], f"streams.{at}") for at, layer in enumerate(eagle.layers)]
+        parts = [self.positions.selected(self.streams[layer], f"streams.{at}") for at, layer in enumerate(eagle.layers)]
         states = self.products.linear(graph.op("Concat", parts, "streams", axis=-1), [eagle.fc], "fc")
         graph.scope = "head"
         return states
@@ -250,7 +248,7 @@ class _Emitter:
         graph = self.graph
         if layer.per_layer_input is not None:
             own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
-            own = self.select_positions(own, "per_layer_input") if is_last else own
+            own = self.positions.selected(own, "per_layer_input") if is_last else own
             graph.scope = f"layers.{index}.per_layer_input"
             made = self.gated_input(layer.per_layer_input, x, own)
             graph.scope = f"layers.{index}"
@@ -308,16 +306,17 @@ class _Emitter:
             context = self.recurrent.context(index, mixer, normed)
         beside = "" if layer.ssm is None else self.beside(index, layer.ssm, normed, is_last=is_last)
         if is_last:
-            context, residual = self.select_positions(context, "context"), self.select_positions(residual, "residual")
+            context = self.positions.selected(context, "context")
+            residual = self.positions.selected(residual, "residual")
             if layer.parallel and layer.mlp_norm is None:
-                normed = self.select_positions(normed, "normed")
+                normed = self.positions.selected(normed, "normed")
         attended = self.products.linear(context, [mixer.o], "o")
         attended = self.graph.op("Add", [attended, beside], "mixed") if beside else attended
         attended = self.added(layer, attended, layer.attention_post_norm, "attended")
         if layer.mlp is None:
             return attended, residual
         if layer.laurel is not None:
-            normed = self.select_positions(normed, "normed") if is_last else normed
+            normed = self.positions.selected(normed, "normed") if is_last else normed
             attended = self.with_laurel(layer.laurel, normed, self.total(attended, residual, "attended.sum"))
             residual = ""
         if not layer.parallel:
@@ -334,7 +333,7 @@ class _Emitter:
         graph, scope = self.graph, self.graph.scope
         graph.scope = f"{scope}.ssm"
         context = self.recurrent.context(index, ssm, normed)
-        context = self.select_positions(context, "context") if is_last else context
+        context = self.positions.selected(context, "context") if is_last else context
         made = self.products.linear(context, [ssm.o], "o")
         graph.scope = scope
         return made
@@ -361,67 +360,3 @@ class _Emitter:
 
     def times(self, x: str, multiplier: float, name: str) -> str:
         return x if multiplier == 1 else self.graph.op("Mul", [x, self.graph.number(multiplier)], name)
-
-    def lengths(self) -> list[str]:
-        """seqlens_k [B] and total_sequence_length [] from the attention mask, once for all layers."""
-        graph = self.graph
-        graph.scope = "lengths"
-        held = graph.op("ReduceSum", ["attention_mask", graph.constant(1)], "sum", keepdims=0)
-        last = graph.op("Sub", [held, graph.constant(1)], "last")
-        shape = graph.op("Shape", ["attention_mask"], "shape")
-        total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
-        return [graph.op("Cast", [name], f"{name}.int32", to=TensorProto.INT32) for name in (last, total)]
-
-    def given_or_computed_positions(self, decoder: Decoder, keeps_latent: bool) -> str:
-        """Positions of the new tokens, [B, T]; empty where nothing reads them."""
-        if self.variant.takes_positions(decoder):
-            return POSITION_IDS
-        if self.variant.computes_mrope(decoder):
-            return table_rows(self.graph)
-        # a latent's part with RoPE is rotated outside of attention
-        return self.positions() if keeps_latent or _reads_positions(decoder, self.variant) else ""
-
-    def positions(self) -> str:
-        """Places of the new tokens in their sequences, [B, T].
-
-        Those of a prompt that is filled up behind its end are counted from its beginning; and a mask may be longer
-        than what is held, as that of a captured step is.
-        """
-        graph, one = self.graph, self.graph.constant(1)
-        same = graph.op("Equal", ["input_ids", "input_ids"], "new.same")
-        new = graph.op("Cast", [same], "new", to=TensorProto.INT64)
-        before = graph.op("CumSum", [new, graph.constant(1, scalar=True)], "new.before", exclusive=1)
-        held, count = (
-            graph.op("ReduceSum", [x, one], f"{name}.count", keepdims=1)
-            for x, name in (("attention_mask", "held"), (new, "new"))
-        )
-        start = graph.op("Max", [graph.op("Sub", [held, count], "past"), graph.constant(0)], "start")
-        return graph.op("Add", [start, before], "positions")
-
-    def select_positions(self, x: str, name: str) -> str:
-        """The positions from `logits_from` or `hidden_from` on, or those that `logits_at` names."""
-        graph = self.graph
-        if not self.variant.lengths_from_mask:
-            return graph.op("Gather", [x, "logits_at"], f"{name}.selected", axis=1)
-        first = HIDDEN_FROM if self.variant.gives_hidden else "logits_from"
-        return graph.op("Slice", [x, *self.bounds(first)], f"{name}.selected")
-
-    def bounds(self, first: str) -> list[str]:
-        """Of a Slice of all positions from that one on."""
-        return [first, self.graph.constant(_TO_END), self.graph.constant(1)]
-
-
-def _reads_positions(decoder: Decoder, variant: GraphVariant) -> bool:
-    """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
-    if (
-        decoder.chunk
-        or variant.bidirectional
-        or (variant.images_by_run and decoder.images_are_bidirectional)
-        or (variant.takes_embeddings and decoder.images_are_bidirectional)
-        or any(each.temperature is not None or masks_window(each, variant) for each in decoder.attentions)
-    ):
-        return True
-    rotated = (attention for attention in decoder.attentions if attention.rope is not None)
-    return decoder.position_embeddings is not None or not all(
-        rotates_inside(attention, decoder, variant) for attention in rotated
-    )

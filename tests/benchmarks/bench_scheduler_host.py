@@ -21,10 +21,10 @@ from functools import partial
 
 from embedllm.backends.base import BatchRow, Device
 from embedllm.cancel import Cancel
+from embedllm.generation.job import Job, Steps
 from embedllm.generation.outbox import Outbox
 from embedllm.generation.request import Request
 from embedllm.generation.runner import Runner
-from embedllm.generation.scheduler import Job, Steps
 from embedllm.loading.resolve import package_folder
 from embedllm.sampling.options import Sampling
 from embedllm.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -28,13 +28,14 @@ from hypothesis.stateful import (
 
 from embedllm.cancel import Cancel
 from embedllm.errors import Busy, DeviceError
+from embedllm.generation import job as job_module
 from embedllm.generation import runner as runner_module
 from embedllm.generation import scheduler as scheduler_module
 from embedllm.generation.chunk import Chunk
+from embedllm.generation.job import PRIORITY_S, Job, Steps
 from embedllm.generation.loop import Feed
 from embedllm.generation.request import Request
 from embedllm.generation.runner import Runner
-from embedllm.generation.scheduler import PRIORITY_S, Job, Steps
 from embedllm.kv_cache import prefix_cache as prefix_cache_module
 from embedllm.kv_cache import sequence_pool as sequence_pool_module
 from embedllm.kv_cache.prefix_cache import PrefixCache
@@ -170,7 +171,9 @@ def clocked() -> Iterator[Clock]:
     """Within the block, time passes for the scheduler when the test says so."""
     clock = Clock()
     time = SimpleNamespace(monotonic=clock, perf_counter=clock)
-    with patch.object(scheduler_module, "time", time), patch.object(runner_module, "time", time):
+    with ExitStack() as stack:
+        for module in (job_module, scheduler_module, runner_module):
+            stack.enter_context(patch.object(module, "time", time))
         yield clock
 
 

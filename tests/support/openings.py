@@ -6,9 +6,10 @@ from pathlib import Path
 
 from embedllm.backends.base import Device
 from embedllm.backends.devices.registry import DeviceCatalog
-from embedllm.backends.openvino.engine import OvEngine, properties
+from embedllm.backends.openvino.engine import OvEngine
 from embedllm.backends.openvino.npu import NpuEngine
 from embedllm.backends.openvino.paged_engine import PagedEngine
+from embedllm.backends.openvino.properties import properties
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.package.entries import Graph

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
-from embedllm.backends.openvino.engine import EXACT
+from embedllm.backends.openvino.properties import EXACT
 from embedllm.backends.openvino.runtime import core
 from embedllm.export.layout import CONSTANTS, Entry, Writer, lay_out
 from embedllm.export.onnx import linear as onnx_products

@@ -14,7 +14,8 @@ from embedllm.cli.options import common_options, note
 from embedllm.cli.tables import new_console, new_table
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Device, MemoryEstimate
+    from embedllm.backends.base import Device
+    from embedllm.backends.needed_memory import MemoryEstimate
     from embedllm.package.package import Package
 
 

@@ -12,7 +12,7 @@ from embedllm.server.errors import Refused
 
 if TYPE_CHECKING:
     from embedllm.openai.schema import Schema
-    from embedllm.server.model_pool import ModelStatus
+    from embedllm.server.lease import ModelStatus
     from embedllm.types import JSON
 
 _STARTED = int(time.time())

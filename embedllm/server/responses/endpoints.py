@@ -11,7 +11,7 @@ from typing import Any
 from embedllm.openai.schema import BOOLEAN, OBJECT, STRING, STRINGS, Body, array, integer, number, one_of
 from embedllm.server.endpoint import Endpoint, Exchange, event
 from embedllm.server.errors import Refused
-from embedllm.server.model_pool import Lease
+from embedllm.server.lease import Lease
 from embedllm.server.replies import spelling
 from embedllm.server.responses.reply import ResponseHead, ResponseWriter
 from embedllm.server.responses.request import ResponsesRequest, responses_request

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedllm.generation.completion import collect
 from embedllm.server.endpoint import Exchange
-from embedllm.server.model_pool import Lease
+from embedllm.server.lease import Lease
 from embedllm.server.replies import begin
 from embedllm.server.responses.mcp_tools import Outcome, run_mcp
 from embedllm.server.responses.reply import ResponseWriter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm.backends.openvino.engine import properties
+from embedllm.backends.openvino.properties import properties
 from embedllm.backends.openvino.runtime import ov
 from embedllm.backends.openvino.vision import OvVision
 from embedllm.backends.options import OpenVINOOptions
@@ -131,7 +131,7 @@ def test_float32_is_asked_for_where_bf16_is_slow(
     bits: int, options: OpenVINOOptions, *, slow: bool, precision: str | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("embedllm.backends.openvino.engine.has_slow_bf16", lambda: slow)
+    monkeypatch.setattr("embedllm.backends.openvino.properties.has_slow_bf16", lambda: slow)
     package = open_package(
         convert(tiny_checkpoint(tmp_path / "tiny"), tmp_path / "package", Recipe(bits=bits, method="nearest"))
     )

@@ -344,7 +344,7 @@ def test_stored_values_are_the_same_wherever_they_lie(kind: str, start: int, cou
 
 
 def test_a_kv_of_bf16_is_refused_where_the_processor_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedllm.backends.openvino.engine.has_bf16", lambda: False)
+    monkeypatch.setattr("embedllm.backends.openvino.properties.has_bf16", lambda: False)
     with pytest.raises(ValueError, match="'bf16', which this processor does not compute in"):
         paged_engine(folder, options=OpenVINOOptions(kv="bf16"), exact=False)
 

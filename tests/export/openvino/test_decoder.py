@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedllm.backends.openvino.engine import EXACT
+from embedllm.backends.openvino.properties import EXACT
 from embedllm.backends.openvino.runtime import core
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
