@@ -66,9 +66,6 @@ _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has ke
 _HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState"}
 _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (docs/webgpu.md#capture); captured ones
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
-# launches submitted at once: more than the provider's 16 make steps faster, prompts slower (docs/webgpu.md#launches);
-# the first session decides for the process, and ONNX Runtime warns of each that asks for another number
-_PENDING = {"maxNumPendingDispatches": "64"}
 _TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1
 _NO_FLOAT16 = "requires f16"  # "... Program MatMulNBits requires f16 but the device does not support it."
 _DRIVER = "install the GPU's Vulkan driver: mesa-vulkan-drivers for Intel and AMD, NVIDIA's own for its GPUs"
@@ -343,7 +340,7 @@ def _write(value: ort.OrtValue, array: np.ndarray) -> None:
 
 def _attach(options: ort.SessionOptions, settings: Mapping[str, str] | None = None) -> None:
     """Gives a session the provider."""
-    options.add_provider_for_devices([plugins.devices(plugins.WEBGPU)[0].handle], {**_PENDING, **(settings or {})})
+    options.add_provider_for_devices([plugins.devices(plugins.WEBGPU)[0].handle], dict(settings or {}))
 
 
 def _values(logits: Logits) -> np.ndarray:

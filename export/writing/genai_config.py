@@ -30,7 +30,7 @@ def runs_text(decoder: Decoder, *, keeps_latent: bool) -> bool:
     Of recurrent layers it takes the state of a convolution and a matrix together, so no short convolutions (LFM2).
     """
     mixers = [mixer for layer in decoder.layers if (mixer := recurrent_mixer(layer)) is not None]
-    return decoder.encoder is None and not keeps_latent and all(len(mixer_states(mixer)) == 2 for mixer in mixers)
+    return decoder.encoder is None and not keeps_latent and all("recurrent" in mixer_states(mixer) for mixer in mixers)
 
 
 def genai_config(decoder: Decoder, tokens: Mapping[str, object], variant: GraphVariant = FLOAT32) -> dict[str, object]:

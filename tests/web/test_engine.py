@@ -324,32 +324,76 @@ def test_a_model_that_was_right_in_this_browser_is_not_tried_again(
     folder = tiny_package("llama")
     loaded = opened(page, web_server, folder, "webgpu-software")
     again = """
-    const { recall, remember } = await import("/src/engine/remembered.js");
+    const { noteRight, trialKey, wasRight } = await import("/src/engine/tried_models.js");
     const { loadGpuRuntime } = await import("/src/engine/ort_runtime.js");
-    const inner = (await loadGpuRuntime(argument.urls.onnxruntime)).module();
+    const { ort, module } = await loadGpuRuntime(argument.urls.onnxruntime);
+    const inner = module();
     const run = inner._OrtRunWithBinding;
     const { device, kind } = loaded;
-    const known = await recall("embedllm-tried.json");
+    const { web } = ort.env.versions;
+    const key = (gpu) => trialKey(`${kind.graph} ${kind.weights}`, true, gpu, web, navigator.userAgent);
+    const known = await wasRight(key(device.description));
     const runs = [];
     for (const name of ["another GPU", device.description]) {
-      const about = [`${kind.graph} ${kind.weights}`, name, device.backend, navigator.userAgent];
-      await remember("embedllm-tried.json", [about.join("|")]);
+      await noteRight(key(name));
       let count = 0;
       inner._OrtRunWithBinding = (...given) => (count++, run(...given));
       const { load } = await import("/src/worker/load_model.js");
       const { engine } = await load(argument.url, { device: device.name, urls: argument.urls });
       runs.push([count > 0, engine.chunk, engine.captures]);
+      if (name === device.description) engine.fail(new Error("for a test"));
       engine.close();
     }
     inner._OrtRunWithBinding = run;
-    await remember("embedllm-tried.json", []);
-    return { known, runs };
+    const until = performance.now() + 5000;
+    while ((await wasRight(key(device.description))) && performance.now() < until);
+    return { known, runs, after: await wasRight(key(device.description)) };
     """
     url = web_server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
     found = page.in_worker(again, {"url": url, "urls": urls(web_server)}, patience_s=LONG_S)
     assert loaded["chunk"] == 31
     assert not found["known"]
     assert found["runs"] == [[True, 31, True], [False, 512, True]]
+    assert not found["after"]  # a model that fails is tried again
+
+
+def test_what_a_browser_remembers_of_models_ends(page: Page) -> None:
+    code = """
+    const { forget, noteRight, wasRight } = await import("/src/engine/tried_models.js");
+    const { remember } = await import("/src/engine/remembered.js");
+    const day = 24 * 3600 * 1000;
+    await remember("embedllm-tried.json", [29, 31].map((days) => ({ key: `${days}`, at: Date.now() - days * day })));
+    const old = [await wasRight("29"), await wasRight("31")];
+    for (let number = 0; number < 20; number++) await noteRight(`model ${number}`);
+    await noteRight("model 19");
+    const kept = await Promise.all(Array.from({ length: 20 }, (_, number) => wasRight(`model ${number}`)));
+    await forget("model 19");
+    return { old, kept: kept.filter(Boolean).length, latest: kept[19], forgotten: !(await wasRight("model 19")) };
+    """
+    assert page.in_worker(code, {}) == {"old": [True, False], "kept": 16, "latest": True, "forgotten": True}
+
+
+READ_TWICE = """
+const { openPlace } = await import("/src/storage/opfs.js");
+const { BlobBytes, whileOpen } = await import("/src/engine/blob_bytes.js");
+const { place } = await openPlace();
+const part = await place.part("pieces");
+part.append(Uint8Array.from({ length: 100 }, (_, at) => at));
+await part.finish();
+const file = await place.file("pieces");
+const read = () => {
+  const bytes = new BlobBytes(file);
+  return [[10, 40], [90, 95], [0, 100]].map(([start, end]) => [...bytes.subarray(start, end)]);
+};
+const found = { open: await whileOpen(file, async () => read()), closed: read() };
+await place.remove("pieces");
+return found;
+"""
+
+
+def test_pieces_of_a_file_are_read_whatever_was_read_before(page: Page) -> None:
+    expected = [list(range(start, end)) for start, end in ((10, 40), (90, 95), (0, 100))]
+    assert page.in_worker(READ_TWICE, {}) == {"open": expected, "closed": expected}
 
 
 SAMPLINGS = {

@@ -9,9 +9,9 @@ from tests.web.support.server import WebServer
 from tests.web.support.site import urls
 from tests.web.test_engine import COUNT_INDIRECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.software_gpu]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.software_gpu]
 
-# a step of three dispatches: two workgroups, as many as a buffer says, and one that writes something else there
+# a step of four dispatches: two workgroups, a size that is written, as many as that, and another size behind them
 PROGRAM = (
     COUNT_INDIRECT
     + """
@@ -69,6 +69,7 @@ return {
   copies: await none((commands) => commands.copyBufferToBuffer(sizes, 0, other, 0, 4)),
   writes: await none(() => device.queue.writeBuffer(other, 0, new Uint8Array(4))),
   nothing: (await StepReplay.of(device, async () => {}, 256)) === null,
+  late: (await StepReplay.of(device, async () => (await step(), await step()), 256)) === null,
   isPut: [device, device.queue].some((object) => Object.keys(object).length > 0),
 };
 """
@@ -78,8 +79,9 @@ return {
 def test_sizes_are_read_once_and_other_commands_are_not_recorded(page: Page, web_server: WebServer) -> None:
     found = page.in_worker(PROGRAM, {"base": urls(web_server)["onnxruntime"]})
     assert found["whole"] == {"workgroups": 2 + 4 * 2, "indirect": 0}
-    assert found["part"] == {"workgroups": 2 + 4 * 2, "indirect": 1}  # 4 workgroups see 256 tokens, not 257
+    assert found["part"] == {"workgroups": 2 + 4 * 2, "indirect": 1}  # 4 workgroups are those of 256 tokens, not of 257
     assert found["copies"]
     assert found["writes"]
     assert found["nothing"]
+    assert found["late"]  # what comes after the first wait may be of somebody else
     assert not found["isPut"]  # the device's methods are its own again

@@ -46,6 +46,7 @@ export class BlobBytes extends Uint8Array {
 
   /** @override @param {number} [start] @param {number} [end] @returns {Uint8Array<ArrayBuffer>} */
   subarray(start = 0, end = this.#blob.size) {
+    if (!opened.has(this.#blob)) return readBlob(this.#blob, start, end);
     if (this.#room.length < end - start) this.#room = new Uint8Array(end - start);
     return readBlob(this.#blob, start, end, this.#room);
   }

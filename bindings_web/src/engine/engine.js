@@ -31,6 +31,8 @@ export class Engine {
   images = null;
   /** told once, when it fails @type {(error: Error) => void} */
   onLost = () => {};
+  /** drops what a browser remembers of it: that it is right */
+  forget = () => {};
   /** settles when the device is gone, as GPUs can be @type {Promise<unknown>} */
   gone = new Promise(() => {});
   /** @type {DeviceError | null} */
@@ -82,6 +84,7 @@ export class Engine {
     this.#failure =
       error instanceof DeviceError ? error : new DeviceError(`'${this.device.name}' failed: ${message}`, { cause: error });
     this.isLost = true;
+    this.forget();
     this.onLost(this.#failure);
     return this.#failure;
   }

@@ -25,17 +25,17 @@ export class StepReplay {
   /**
    * Runs a captured step twice more, which gives what it gave before: null where it is more than dispatches.
    *
-   * @param {GPUDevice} device @param {() => Promise<void>} run has ONNX Runtime replay it
+   * @param {GPUDevice} device @param {() => Promise<void>} replay has ONNX Runtime replay it
    * @param {number} capacity tokens
    */
-  static async of(device, run, capacity) {
-    const dispatches = await recorded(device, run);
+  static async of(device, replay, capacity) {
+    const dispatches = await record(device, replay);
     if (!dispatches) return null;
-    const sizes = await sizesOf(device, dispatches);
+    const sizes = await readSizes(device, dispatches);
     return new StepReplay(dispatches.map((each, place) => {
       const [x, y, z] = sizes[place];
-      const isWhole = x * TILE >= capacity && y && z; // else it may be that of a shorter sequence
-      return "size" in each || !isWhole ? each : { ...each, size: [x, y, z] };
+      const isOfCapacity = x === Math.ceil(capacity / TILE) && y && z; // else it may be that of a shorter sequence
+      return "size" in each || !isOfCapacity ? each : { ...each, size: [x, y, z] };
     }));
   }
 
@@ -45,14 +45,14 @@ export class StepReplay {
     let last = null;
     for (const dispatch of this.#dispatches) {
       if (dispatch.pipeline !== last) pass.setPipeline((last = dispatch.pipeline));
-      run(pass, dispatch);
+      encodeDispatch(pass, dispatch);
     }
     pass.end();
   }
 }
 
 /** @param {GPUComputePassEncoder} pass @param {Sized | Indirect} dispatch */
-function run(pass, dispatch) {
+function encodeDispatch(pass, dispatch) {
   dispatch.groups.forEach((group, place) => pass.setBindGroup(place, group));
   if ("size" in dispatch) pass.dispatchWorkgroups(...dispatch.size);
   else pass.dispatchWorkgroupsIndirect(dispatch.buffer, dispatch.offset);
@@ -63,7 +63,7 @@ class Recording {
   /** @type {(Sized | Indirect)[]} */
   dispatches = [];
   /** whether nothing else was encoded or written */
-  isWhole = true;
+  isComplete = true;
 
   /** @param {GPUCommandEncoder} encoder */
   encoder(encoder) {
@@ -80,7 +80,7 @@ class Recording {
     return this.#watched(pass, {
       setPipeline: (/** @type {GPUComputePipeline} */ set) => pass.setPipeline((pipeline = set)),
       setBindGroup: (/** @type {number} */ place, /** @type {GPUBindGroup} */ group, /** @type {unknown[]} */ ...offsets) => {
-        if (offsets.length) this.isWhole = false;
+        if (offsets.length) this.isComplete = false;
         groups = Object.assign([...groups], { [place]: group });
         pass.setBindGroup(place, group, .../** @type {[]} */ (offsets));
       },
@@ -105,7 +105,7 @@ class Recording {
       get: (object, /** @type {keyof Watched & string} */ name) => {
         const value = object[name];
         if (typeof value !== "function") return value;
-        if (!own[name] && name !== plain) this.isWhole = false;
+        if (!own[name] && name !== plain) this.isComplete = false;
         return own[name] ?? value.bind(object);
       },
     });
@@ -113,48 +113,51 @@ class Recording {
 }
 
 /**
- * What is dispatched before a function first waits; null where it does anything else on the GPU.
+ * What a function dispatches before it first waits; null where anything else is done on the GPU before it ends.
  *
  * @param {GPUDevice} device @param {() => Promise<void>} replay
  */
-async function recorded(device, replay) {
+async function record(device, replay) {
   const recording = new Recording();
   const { queue } = device;
   device.createCommandEncoder = (given) =>
     recording.encoder(GPUDevice.prototype.createCommandEncoder.call(device, given));
   queue.writeBuffer = (...given) => {
-    recording.isWhole = false;
+    recording.isComplete = false;
     GPUQueue.prototype.writeBuffer.apply(queue, given);
   };
-  /** @type {Promise<void>} */
-  let done;
+  const { dispatches } = recording;
   try {
-    done = replay(); // up to where it waits, which a replay does behind its last command
+    const done = replay();
+    const { length } = dispatches; // what comes later may be of another model
+    await done;
+    return recording.isComplete && length && length === dispatches.length ? dispatches : null;
   } finally {
     Reflect.deleteProperty(device, "createCommandEncoder");
     Reflect.deleteProperty(queue, "writeBuffer");
   }
-  await done;
-  const { dispatches, isWhole } = recording;
-  return isWhole && dispatches.length ? dispatches : null;
 }
 
 /**
- * The numbers of workgroups of all, as they are when each is dispatched; a buffer may hold others later.
+ * The numbers of workgroups of all, as they are when each is dispatched; a buffer may hold others later. Throws an Error
+ * where the commands are refused.
  *
  * @param {GPUDevice} device @param {(Sized | Indirect)[]} dispatches @returns {Promise<number[][]>}
  */
-async function sizesOf(device, dispatches) {
+async function readSizes(device, dispatches) {
   const staging = device.createBuffer({ size: SIZE_BYTES * dispatches.length, usage: 1 | 8 }); // MAP_READ, COPY_DST
+  device.pushErrorScope("validation");
   const commands = device.createCommandEncoder();
   dispatches.forEach((dispatch, place) => {
     const pass = commands.beginComputePass();
     pass.setPipeline(dispatch.pipeline);
-    run(pass, dispatch);
+    encodeDispatch(pass, dispatch);
     pass.end();
     if ("buffer" in dispatch) commands.copyBufferToBuffer(dispatch.buffer, dispatch.offset, staging, SIZE_BYTES * place, SIZE_BYTES);
   });
   device.queue.submit([commands.finish()]);
+  const refused = await device.popErrorScope();
+  if (refused) throw new Error(refused.message);
   await staging.mapAsync(1);
   const all = new Uint32Array(staging.getMappedRange());
   const sizes = dispatches.map((_, place) => [...all.subarray(3 * place, 3 * place + 3)]);

@@ -228,7 +228,17 @@ export class GpuBuffers {
     const { binding, options } = step;
     const run = () => this.#run(binding, options || this.#model.uncaptured);
     await run();
-    if (options && step.replay === undefined) step.replay = await StepReplay.of(this.#model.device, run, this.capacity);
+    if (options && step.replay === undefined) step.replay = await this.#replayOf(run);
+  }
+
+  /** A captured step as commands of our own, where that works. @param {() => Promise<void>} run has ONNX Runtime replay it */
+  async #replayOf(run) {
+    try {
+      return await StepReplay.of(this.#model.device, run, this.capacity);
+    } catch (error) {
+      console.info(`embedllm: ONNX Runtime replays steps: ${error instanceof Error ? error.message : error}`);
+      return null;
+    }
   }
 
   /** @param {number} binding @param {number} options @param {number} [session] */

@@ -7,7 +7,7 @@ import { Engine } from "./engine.js";
 import { GpuModel } from "./webgpu_model.js";
 import { GpuSteps } from "./webgpu_steps.js";
 import { forgetGpuRuntime, loadGpuRuntime } from "./ort_runtime.js";
-import { recall, remember } from "./remembered.js";
+import { forget, noteRight, trialKey, wasRight } from "./tried_models.js";
 import { withLengths } from "./graph_lengths.js";
 
 /** @import { Device, Parts } from "./engine.js" */
@@ -15,8 +15,6 @@ import { withLengths } from "./graph_lengths.js";
 const CHUNK = 512; // tokens fed at once
 /** Most that attention takes on some Vulkan drivers: from 32 on its sums are wrong there (docs/webgpu.md#faults) */
 const SAFE_CHUNK = 31;
-const FILE = "embedllm-tried.json"; // which models a browser's GPU computed rightly, the latest KEPT
-const KEPT = 16;
 const TRIED = 70; // tokens that a loaded model is tried with: more than a block of attention's, which are 64
 const TRIED_STEPS = 4, TRIED_STEPS_OF_STATES = 7; // of them, captured: a step for each place of states, behind one that is fed again
 
@@ -38,10 +36,13 @@ export async function openGpu(device, parts, { base }) {
   const gpu = /** @type {GPUDevice} */ (await ort.env.webgpu.device);
   const recurrent = parts.decoder.states.size ? await import("./webgpu_states.js") : null;
   const model = new GpuModel(module(), gpu, parts.decoder, parts.activations, capturing !== null, recurrent?.gpuStates);
-  const chunk = await triedOnce(model, [parts.hash, device.description, device.backend, navigator.userAgent]);
+  const { web } = /** @type {{web?: string}} */ (ort.env.versions);
+  const key = parts.hash && trialKey(parts.hash, model.captures, device.description, web, navigator.userAgent);
+  const chunk = await tryOnce(model, key);
   const close = () => (model.close(), session.release());
   const engine = new Engine(device, parts.decoder, chunk, () => new GpuSteps(model), close);
   engine.captures = model.captures;
+  if (key) engine.forget = () => void forget(key);
   engine.attendsToMany = chunk === CHUNK;
   engine.gone = gpu.lost.then(({ reason, message }) => {
     if (engine.isClosed && !engine.isLost) return; // ONNX Runtime gave it up with the last session
@@ -58,18 +59,15 @@ function tellUncaptured(error) {
 }
 
 /**
- * As tried(), but in a browser that remembers that nothing was wrong with the model. What was is tried again.
+ * As tried(), but where a browser remembers that nothing was wrong with the model.
  *
- * @param {GpuModel} model @param {(string | undefined)[]} about the model, which is the first, the GPU and the browser
+ * @param {GpuModel} model @param {string | undefined} key of its trial
  */
-async function triedOnce(model, about) {
-  const key = about.join("|");
-  /** @type {string[]} */
-  const right = (about[0] && (await recall(FILE))) || [];
-  if (right.includes(key)) return CHUNK;
+async function tryOnce(model, key) {
+  if (key && (await wasRight(key))) return CHUNK;
   const { captures } = model;
   const chunk = await tried(model);
-  if (about[0] && chunk === CHUNK && model.captures === captures) await remember(FILE, [...right.slice(1 - KEPT), key]);
+  if (key && chunk === CHUNK && model.captures === captures) await noteRight(key);
   return chunk;
 }
 

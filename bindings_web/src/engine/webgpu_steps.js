@@ -22,7 +22,8 @@ const WRONG = 2; // guesses behind a prompt, and one more for RIGHT right ones; 
 const RIGHT = 8;
 export const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
 const POLL_MS = 0.1; // between two looks for a row that is waited for
-const LONGEST_MS = 12; // a wait for which there are such looks
+const LONGEST_MS = 12; // of such looks: a thread does nothing else meanwhile
+const RETRY = 8; // of rows that take longer, one is looked for
 
 /** The KV of one sequence and the steps over it. */
 export class GpuSteps {
@@ -38,7 +39,7 @@ export class GpuSteps {
   #frontier = 0; // tokens up to which steps have run
   /** @type {{read: Promise<Read>}[]} behind the latest row */
   #ahead = [];
-  #waited = 0; // ms for the latest row that nothing ran behind
+  #slow = 0; // rows waited for since one came soon
   #isClosed = false;
 
   /** @param {GpuModel} model */
@@ -96,7 +97,7 @@ export class GpuSteps {
     await buffers.feed(tokens, position, images);
     buffers.states?.end(tokens.length);
     this.#right = this.#wrong = 0;
-    return this.#take(await this.#alone(this.#read(buffers, draws, 0)), position + tokens.length);
+    return this.#take(await this.#awaitRow(this.#read(buffers, draws, 0)), position + tokens.length);
   }
 
   /** @param {number} token @param {number} position @param {Draws | null} draws */
@@ -119,7 +120,7 @@ export class GpuSteps {
     while (this.#ahead.length < most && this.#frontier < buffers.capacity) {
       this.#ahead.push(await this.#launch(buffers, draws, 1 + this.#ahead.length));
     }
-    return this.#take(await (this.#ahead.length ? step.read : this.#alone(step.read)), position + 1);
+    return this.#take(await (this.#ahead.length ? step.read : this.#awaitRow(step.read)), position + 1);
   }
 
   /**
@@ -143,12 +144,13 @@ export class GpuSteps {
    *
    * @param {Promise<Read>} read
    */
-  async #alone(read) {
+  async #awaitRow(read) {
     const start = performance.now();
+    const isAsking = this.#slow++ % RETRY === 0;
     let isDone = false;
     const done = read.finally(() => (isDone = true));
     done.catch(() => {}); // whoever waits below is told
-    for (let now = start, last = start; !isDone && this.#waited < LONGEST_MS && now - start < LONGEST_MS; ) {
+    for (let now = start, last = start; !isDone && isAsking && now - start < LONGEST_MS; ) {
       await turn();
       now = performance.now();
       if (now - last < POLL_MS) continue;
@@ -156,7 +158,7 @@ export class GpuSteps {
       last = now;
     }
     const found = await done;
-    this.#waited = performance.now() - start;
+    if (performance.now() - start < LONGEST_MS) this.#slow = 0;
     return found;
   }
 

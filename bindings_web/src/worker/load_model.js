@@ -78,16 +78,14 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
     }
     const weights = await weightsOf();
     const activations = graph.activations === "float16" ? /** @type {const} */ ("float16") : /** @type {const} */ ("float32");
-    const { files } = opened.manifest;
-    const hash = `${files[graph.file].sha256} ${files[WEIGHTS].sha256}`;
-    const parts = { graph: await opened.file(graph.file), weights, activations, decoder, hash };
+    const [ofWeights, ofGraph] = [WEIGHTS, graph.file].map((name) => opened.manifest.files[name].sha256);
+    const parts = { graph: await opened.file(graph.file), weights, activations, decoder, hash: `${ofGraph} ${ofWeights}` };
     onProgress?.({ file: graph.file, loaded: 0, total: 1, phase: "compile" });
     signal?.throwIfAborted();
     try {
       const engine = await openEngine(device, parts, { base, threads });
       onProgress?.({ file: graph.file, loaded: 1, total: 1, phase: "compile" });
       const { texts, manifest } = opened;
-      const [ofWeights, ofGraph] = [WEIGHTS, graph.file].map((name) => manifest.files[name].sha256);
       const of = { device: device.name, type: activations, context: engine.context };
       const kind = { weights: ofWeights, graph: ofGraph, ...of };
       const isCpu = device.name === "wasm";
