@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import embedllm
 from embedllm.backends.base import FeedsAll, Interrupted, Interruptible, MovesState
-from embedllm.backends.openvino import engine as ov_backend
+from embedllm.backends.openvino import properties as ov_properties
 from embedllm.backends.openvino import runtime as ov_runtime
 from embedllm.backends.openvino.engine import OvEngine, OvSession
 from embedllm.backends.openvino.paged_engine import PagedEngine, PagedSession
@@ -440,7 +440,7 @@ def test_exact_goes_before_the_options(folder: Path, opens: Opens) -> None:
 def test_threads_are_the_physical_cores_unless_given(
     folder: Path, monkeypatch: pytest.MonkeyPatch, opens: Opens
 ) -> None:
-    monkeypatch.setattr(ov_backend, "compute_threads", lambda: 1)
+    monkeypatch.setattr(ov_properties, "compute_threads", lambda: 1)
     assert opens(folder).compiled.get_property("INFERENCE_NUM_THREADS") == 1
 
 
