@@ -46,9 +46,10 @@ export class BlobBytes extends Uint8Array {
 
   /** @override @param {number} [start] @param {number} [end] @returns {Uint8Array<ArrayBuffer>} */
   subarray(start = 0, end = this.#blob.size) {
-    if (!opened.has(this.#blob)) return readBlob(this.#blob, start, end);
-    if (this.#room.length < end - start) this.#room = new Uint8Array(end - start);
-    return readBlob(this.#blob, start, end, this.#room);
+    return readBlob(this.#blob, start, end, (length) => {
+      if (this.#room.length < length) this.#room = new Uint8Array(length);
+      return this.#room.subarray(0, length);
+    });
   }
 }
 
@@ -56,13 +57,13 @@ export class BlobBytes extends Uint8Array {
  * A piece of a file, at once; only workers can.
  *
  * @param {Blob} blob @param {number} start @param {number} end
- * @param {Uint8Array<ArrayBuffer>} [room] that may be taken for it
+ * @param {(length: number) => Uint8Array<ArrayBuffer>} [room] what an open file is read into
  * @returns {Uint8Array<ArrayBuffer>}
  */
-export function readBlob(blob, start, end, room = undefined) {
+export function readBlob(blob, start, end, room = (length) => new Uint8Array(length)) {
   const access = opened.get(blob);
   const bytes = access
-    ? (room?.subarray(0, end - start) ?? new Uint8Array(end - start))
+    ? room(end - start)
     : new Uint8Array(new FileReaderSync().readAsArrayBuffer(blob.slice(start, end)));
   const found = access ? access.read(bytes, { at: start }) : bytes.length;
   if (found !== end - start) throw new RangeError(`a file of ${blob.size} bytes was read from ${start} to ${end}`);

@@ -156,11 +156,13 @@ async function readSizes(device, dispatches) {
     if ("buffer" in dispatch) commands.copyBufferToBuffer(dispatch.buffer, dispatch.offset, staging, SIZE_BYTES * place, SIZE_BYTES);
   });
   device.queue.submit([commands.finish()]);
-  const refused = await device.popErrorScope();
-  if (refused) throw new Error(refused.message);
-  await staging.mapAsync(1);
-  const all = new Uint32Array(staging.getMappedRange());
-  const sizes = dispatches.map((_, place) => [...all.subarray(3 * place, 3 * place + 3)]);
-  staging.destroy();
-  return sizes;
+  try {
+    const refused = await device.popErrorScope();
+    if (refused) throw new Error(refused.message);
+    await staging.mapAsync(1);
+    const all = new Uint32Array(staging.getMappedRange());
+    return dispatches.map((_, place) => [...all.subarray(3 * place, 3 * place + 3)]);
+  } finally {
+    staging.destroy();
+  }
 }
