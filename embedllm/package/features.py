@@ -16,9 +16,10 @@ SHARDS = "shards"  # files in shards
 ENCODER = "encoder"  # an embedding or reranker model
 MINIMUMS = "minimums"  # matrices with a float minimum a group in place of a zero point
 FLOAT32_SCALES = "float32-scales"
+LEVELS = "levels"  # matrices of fewer integers than their bits could hold
 COLUMN_ORDER = "column-order"  # matrices whose columns are stored in another order (act-order)
 VISION = "vision"  # a vision encoder beside the decoder
-FEATURES = (SHARDS, ENCODER, MINIMUMS, FLOAT32_SCALES, COLUMN_ORDER, VISION)  # those that this version reads
+FEATURES = (SHARDS, ENCODER, MINIMUMS, FLOAT32_SCALES, LEVELS, COLUMN_ORDER, VISION)  # those that this version reads
 _UPGRADE = "Upgrade with: pip install -U embedllm"
 
 
@@ -29,6 +30,7 @@ def features_of(packings: Iterable[Packing], *, is_encoder: bool, has_vision: bo
         ENCODER: is_encoder,
         MINIMUMS: any(packing.has_minimum for packing in packings),
         FLOAT32_SCALES: any(packing.scale_bits == 32 for packing in packings),
+        LEVELS: any(packing.levels for packing in packings),
         COLUMN_ORDER: any(packing.column_order for packing in packings),
         VISION: has_vision,
     }

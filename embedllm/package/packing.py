@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # fields of a Packing that manifests of plain folders do not have
-_PLAIN = {"scale_bits": 16, "has_minimum": False, "column_order": ""}
+_PLAIN = {"scale_bits": 16, "has_minimum": False, "levels": 0, "column_order": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Packing:
     # of what was quantized elsewhere (docs/format.md#pre-quantized-weights)
     scale_bits: int = 16  # of a float: 32 where 16 would lose some of a scale
     has_minimum: bool = False  # in place of a zero point each group has a float, which is added: q * scale + minimum
+    levels: int = 0  # beside minimums: integers are less than that; 0: those of all bits are used
     column_order: str = (
         ""  # the matrix whose "MATRIX.order" says which column each stored one is; none: they lie as they are
     )
@@ -45,12 +46,20 @@ class Packing:
             raise ValueError(
                 f"has_minimum is {self.has_minimum!r} and symmetric {self.symmetric!r}; expected one of both."
             )
+        most = 1 << self.bits if self.has_minimum else 0
+        if type(self.levels) is not int or not 0 <= self.levels <= most:
+            raise ValueError(f"levels is {self.levels!r}; expected at most {most}.")
         if type(self.column_order) is not str:
             raise ValueError(f"column_order is {self.column_order!r}; expected the name of a matrix.")
 
     @property
     def stores_zeros(self) -> bool:
         return not self.symmetric and not self.has_minimum
+
+    @property
+    def middle(self) -> int:
+        """The integer in the middle of those that are used; a symmetric packing's zero point."""
+        return (self.levels or 1 << self.bits) // 2
 
     @property
     def entry(self) -> dict[str, object]:
@@ -69,6 +78,15 @@ class Packing:
     def groups(self, columns: int) -> int:
         """Groups a row of that many columns has; the last is filled up with zeros."""
         return -(-columns // self.group_size)
+
+
+def with_minimums(value_bits: int, *, group_size: int, scale_bits: int) -> Packing:
+    """How integers of that many bits are stored, of which each group has a scale and a minimum."""
+    bits = 4 if value_bits <= 4 else 8
+    levels = 0 if value_bits == bits else 1 << value_bits
+    return Packing(
+        bits=bits, group_size=group_size, symmetric=False, scale_bits=scale_bits, has_minimum=True, levels=levels
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,7 @@ def dequantize(packed: Packed, packing: Packing, columns: int) -> F32:
     if packed.zero is not None:
         values -= _unpack(packed.zero, packing.bits)[:, :groups, None].astype(np.float32)
     elif packed.minimum is None:
-        values -= np.float32(1 << (packing.bits - 1))
+        values -= np.float32(packing.middle)
     values *= packed.scale.astype(np.float32)[:, :, None]
     if packed.minimum is not None:
         values += packed.minimum.astype(np.float32)[:, :, None]

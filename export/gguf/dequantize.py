@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from embedllm.package.packing import Packed, Packing, dequantize, pack_bits
+from embedllm.package.packing import Packed, Packing, dequantize, pack_bits, with_minimums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -187,20 +187,16 @@ def _tq2_0(blocks: U8) -> Parts:
     return _quarters(blocks[:, :64]) + np.uint8(8 - 1), _halves(blocks, 64), None
 
 
-def _with_minimums(bits: int, group: int, *, scale_bits: int = 32) -> Packing:
-    return Packing(bits=bits, group_size=group, symmetric=False, has_minimum=True, scale_bits=scale_bits)
-
-
 FORMS: Mapping[str, Form] = {
     "Q4_0": Form(Packing(bits=4), _q4_0),
-    "Q4_1": Form(_with_minimums(4, 32, scale_bits=16), _q4_1),
+    "Q4_1": Form(with_minimums(4, group_size=32, scale_bits=16), _q4_1),
     "Q5_0": Form(Packing(bits=8), _q5_0),
-    "Q5_1": Form(_with_minimums(8, 32, scale_bits=16), _q5_1),
+    "Q5_1": Form(with_minimums(5, group_size=32, scale_bits=16), _q5_1),
     "Q8_0": Form(Packing(bits=8), _q8_0),
-    "Q2_K": Form(_with_minimums(4, 16), _q2_k),
+    "Q2_K": Form(with_minimums(2, group_size=16, scale_bits=32), _q2_k),
     "Q3_K": Form(Packing(bits=4, group_size=16, scale_bits=32), _q3_k),
-    "Q4_K": Form(_with_minimums(4, 32), _q4_k),
-    "Q5_K": Form(_with_minimums(8, 32), _q5_k),
+    "Q4_K": Form(with_minimums(4, group_size=32, scale_bits=32), _q4_k),
+    "Q5_K": Form(with_minimums(5, group_size=32, scale_bits=32), _q5_k),
     "Q6_K": Form(Packing(bits=8, group_size=16, scale_bits=32), _q6_k),
     "IQ4_NL": Form(Packing(bits=8), _iq4_nl),
     "IQ4_XS": Form(Packing(bits=8, scale_bits=32), _iq4_xs),

@@ -133,11 +133,11 @@ class Graph:
         """A vector of zeros in the type of the activations."""
         return self.floats(np.zeros(size, self.activations), f"constant.zeros.{size}")
 
-    def zero_bytes(self, rows: int, columns: int) -> str:
-        """A matrix of zeros, which the runtime makes when it loads."""
-        name = f"constant.bytes.{rows}.{columns}"
+    def bytes_of(self, value: int, rows: int, columns: int) -> str:
+        """A matrix of one byte, which the runtime makes when it loads."""
+        name = f"constant.bytes.{value}.{rows}.{columns}"
         if not self.has(name):
-            kind = numpy_helper.from_array(np.zeros(1, np.uint8))
+            kind = numpy_helper.from_array(np.array([value], np.uint8))
             self._append(helper.make_node("ConstantOfShape", [self.constant(rows, columns)], [name], name, value=kind))
         return name
 

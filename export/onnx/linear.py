@@ -40,7 +40,7 @@ class Products:
             return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
         flat = [table.rows, stored_columns * packing.bits // 8]
         weight = graph.stored([f"{table.name}.weight"], shape=flat, name=f"{table.name}.rows.weight")
-        zero = [] if packing.symmetric else [self.zeros([table], packing)]
+        zero = [] if packing.symmetric else [self.zeros([table], packing, beside_minimums=0)]
         rows = graph.op(
             "GatherBlockQuantized",
             [weight, tokens, self.scale([table]), *zero],
@@ -170,7 +170,7 @@ class Products:
         bias = self.biases(parts, name)
         if packing.column_order and not self.variant.float_matrices:  # whose floats lie as they are meant
             x = self.in_order(x, packing.column_order)
-        zero_points = 0 if packing.symmetric else groups
+        zero_points = 0 if self._is_centred(packing) else groups
         in_integers = packing.quantized and self.variant.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.variant.bias_in_matmul)
         adds_minimums = in_integers and packing.has_minimum
@@ -181,7 +181,9 @@ class Products:
         elif in_integers:
             each = self._blocks_of_a_group(packing)
             weights = self._blocks(parts, packing, each)
-            zero = "" if packing.symmetric else self._repeated(self.zeros(parts, packing), groups, each)
+            zero = ""
+            if zero_points:
+                zero = self._repeated(self.zeros(parts, packing, beside_minimums=packing.middle), groups, each)
             given, stored = x, groups * packing.group_size
             if columns < stored and (each > 1 or not self.variant.ragged_blocks):
                 x, columns = self.padded(x, columns, stored), stored
@@ -249,7 +251,8 @@ class Products:
         """What the minimums of blocks add to a product: each times the sum of the inputs of its block.
 
         Never float zero points: 25 to 50 times slower on the CPU, and other providers do not take them. What has the
-        same input shares the sums.
+        same input shares the sums. The product itself is of integers around their middle: an input that is rounded,
+        or a float16 sum, is wrong in proportion to them, while these sums are exact.
         """
         graph, columns, groups = self.graph, parts[0].columns, packing.groups(parts[0].columns)
         if columns < groups * packing.group_size:
@@ -263,16 +266,24 @@ class Products:
             # ONNX Runtime (1.31, CPU) leaves the shape of no tokens as it is, which an expert often has
             graph.node("Reshape", [added, graph.constant(0, 0, groups)], [sums], sums)
         stored = graph.cast(graph.stored([f"{part.name}.minimum" for part in parts]))
-        transposed = graph.op("Transpose", [stored], f"{name}.minimums", perm=[1, 0])
+        middle = graph.op("Mul", [self.scale(parts), graph.number(packing.middle)], f"{name}.middle")
+        values = graph.op("Add", [stored, middle], f"{name}.middle_values")
+        transposed = graph.op("Transpose", [values], f"{name}.minimums", perm=[1, 0])
         return graph.op("MatMul", [sums, transposed], f"{name}.minimum_product")
 
-    def zeros(self, parts: Sequence[Linear], packing: Packing) -> str:
-        """The zero points of neighbouring matrices. Beside minimums they are 0, which is stored nowhere."""
+    @staticmethod
+    def _is_centred(packing: Packing) -> bool:
+        """Whether the middle of a matrix's integers is what MatMulNBits subtracts by itself."""
+        return packing.symmetric or (packing.has_minimum and packing.middle == 1 << packing.bits - 1)
+
+    def zeros(self, parts: Sequence[Linear], packing: Packing, *, beside_minimums: int) -> str:
+        """The zero points of neighbouring matrices. Beside minimums none are stored: they are that number."""
         graph = self.graph
         if packing.stores_zeros:
             return graph.stored([f"{part.name}.zero" for part in parts])
         width = -(-packing.groups(parts[0].columns) * packing.bits // 8)
-        return graph.zero_bytes(sum(part.rows for part in parts), width)
+        value = beside_minimums * 17 if packing.bits == 4 else beside_minimums  # the same in both halves of a byte
+        return graph.bytes_of(value, sum(part.rows for part in parts), width)
 
     def biases(self, parts: Sequence[Linear], name: str) -> str:
         """Those of neighbouring matrices side by side, zeros where one has none; empty where none has."""

@@ -56,7 +56,7 @@ class Products:
         if surplus:  # of the input, which is small: a slice of the weights would unpack them
             pads = [ir.constant([0, 0, 0]), ir.constant([0, 0, surplus]), ir.constant(0.0, "f32")]
             x = ir.op("Pad", [x, *pads], f"{name}.padded", pad_mode="constant")
-        floats = self._floats(parts, f"{name}.weight")
+        floats = self._floats(parts, f"{name}.weight", is_centred=True)
         has_minimums = packing is not None and packing.has_minimum
         is_whole = not has_bias and not has_minimums
         product = ir.op(
@@ -135,11 +135,14 @@ class Products:
             self._ordered[key] = ir.op("Gather", [x, places, ir.constant(-1)], f"{name}.in_order", batch_dims=0)
         return self._ordered[key]
 
-    def _floats(self, parts: Sequence[Linear], name: str, *, experts: int = 0, is_single: bool = False) -> Value:
+    def _floats(
+        self, parts: Sequence[Linear], name: str, *, experts: int = 0, is_single: bool = False, is_centred: bool = False
+    ) -> Value:
         """The float weights of neighbouring matrices, [rows, stored columns], by the chain that plugins keep packed.
 
         experts: their number where the matrices are of one each: [experts, rows, stored columns].
         is_single: in float32 throughout, as a plugin may compute what it does not keep packed as it is written.
+        is_centred: beside minimums, without which these are not yet the weights, integers around their middle.
         """
         ir, packing = self.ir, self._packing.get(parts[0].name)
         rows = [experts, parts[0].rows] if experts else [sum(part.rows for part in parts)]
@@ -160,8 +163,8 @@ class Products:
 
         values = converted(ir.stored(weights, kind, [*rows, groups, packing.group_size]), "values")
         zero = None
-        if packing.symmetric:
-            zero = ir.packed_number(1 << packing.bits - 1, kind)
+        if packing.symmetric or (packing.has_minimum and is_centred):
+            zero = ir.packed_number(packing.middle, kind)
         elif packing.stores_zeros:
             held = groups + groups % (8 // packing.bits)  # a row ends with a whole byte
             zero = ir.stored([f"{part.name}.zero" for part in parts], kind, [*rows, held, 1])
@@ -191,22 +194,32 @@ class Products:
         )
 
     def _minimum_product(self, x: Value, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
-        """What the minimums of groups add to a product: each times the sum of the inputs of its group."""
+        """What the minimums of groups add to a product: each times the sum of the inputs of its group.
+
+        The product itself is of integers around their middle: a rounded input is wrong in proportion to them.
+        """
         ir, key = self.ir, (x, packing.group_size)
         if key not in self._sums:
             shape = ir.constant([0, 0, packing.groups(parts[0].columns), packing.group_size])
             grouped = ir.op("Reshape", [x, shape], f"{name}.groups", special_zero=True)
             self._sums[key] = ir.op("ReduceSum", [grouped, ir.constant([-1])], f"{name}.block_sum", keep_dims=False)
-        factors = [self._sums[key], self._minimums(parts, packing, name)]
+        minimums = self._minimums(parts, packing, name)
+        scale = self._per_group(parts, "scale", packing, f"{name}.scales")
+        middle = ir.op("Multiply", [scale, ir.constant(float(packing.middle), "f32")], f"{name}.middle", **BROADCAST)
+        factors = [self._sums[key], ir.op("Add", [minimums, middle], f"{name}.middle_values", **BROADCAST)]
         return ir.op("MatMul", factors, f"{name}.minimum_product", transpose_a=False, transpose_b=True)
 
     def _minimums(self, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
+        return self._per_group(parts, "minimum", packing, f"{name}.minimums")
+
+    def _per_group(self, parts: Sequence[Linear], what: str, packing: Packing, name: str) -> Value:
+        """What neighbouring matrices have for each group, as float32 [rows, groups]."""
         ir, kind = self.ir, f"f{packing.scale_bits}"
         shape = [sum(part.rows for part in parts), packing.groups(parts[0].columns)]
-        stored = ir.stored([f"{part.name}.minimum" for part in parts], kind, shape)
+        stored = ir.stored([f"{part.name}.{what}" for part in parts], kind, shape)
         if kind == "f32":
             return stored
-        return ir.op("Convert", [stored], f"{name}.minimums.floats", type="f32", destination_type="f32")
+        return ir.op("Convert", [stored], f"{name}.floats", type="f32", destination_type="f32")
 
     def _stored_columns(self, linear: Linear) -> int:
         packing = self._packing.get(linear.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.package.architecture.decoder import Decoder
-from embedllm.package.packing import Packed, Packing, pack_bits
+from embedllm.package.packing import Packed, Packing, pack_bits, with_minimums
 from tests.support.described import RandomSource
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ PACKINGS = {
     "4 bits, minimums": Packing(bits=4, symmetric=False, has_minimum=True, scale_bits=32),
     "4 bits, groups of 16, half minimums": Packing(bits=4, group_size=16, symmetric=False, has_minimum=True),
     "8 bits, minimums": Packing(bits=8, symmetric=False, has_minimum=True, scale_bits=32),
+    "5 of 8 bits, minimums": with_minimums(5, group_size=32, scale_bits=32),
+    "2 of 4 bits, minimums": with_minimums(2, group_size=16, scale_bits=32),
     "8 bits, groups of 16, wide scales": Packing(bits=8, group_size=16, scale_bits=32),
     "4 bits, wide scales, zero points": Packing(bits=4, symmetric=False, scale_bits=32),
     "8 bits": Packing(bits=8),
@@ -60,7 +62,7 @@ def rounded(rows: F32, packing: Packing) -> Packed:
     missing = -rows.shape[1] % packing.group_size
     grouped = np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, packing.group_size)
     kind = np.float32 if packing.scale_bits == 32 else np.float16
-    levels = 1 << packing.bits
+    levels = packing.levels or 1 << packing.bits
     low, zero = grouped.min(axis=-1).astype(kind), np.full(grouped.shape[:2], levels // 2, kind)
     if packing.has_minimum or packing.stores_zeros:
         scale = ((grouped.max(axis=-1) - low) / (levels - 1)).astype(kind)

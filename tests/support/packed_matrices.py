@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from embedllm.backends.openvino.properties import EXACT
 from embedllm.backends.openvino.runtime import core
-from embedllm.export.layout import CONSTANTS, Entry, Writer, lay_out
+from embedllm.export.layout import CONSTANTS, Entry, Layout, Writer, lay_out
 from embedllm.export.onnx import linear as onnx_products
 from embedllm.export.onnx.builder import Graph
 from embedllm.export.openvino import linear as openvino_products
@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 _EXACT = dataclasses.replace(FLOAT32, accuracy_level=0)
 
 
+def assert_same_floats(found: F32, expected: F32, packed: Packed, packing: Packing, how: str) -> None:
+    """That a runtime multiplies by these weights; rounded in another order where a minimum is added apart."""
+    if not packing.has_minimum or "product" not in how:
+        np.testing.assert_array_equal(found, expected, err_msg=how)
+        return
+    assert packed.minimum is not None
+    largest = np.abs(packed.scale.astype(np.float32)) * (1 << packing.bits) + np.abs(packed.minimum)
+    bounds = np.repeat(largest * 3e-7, packing.group_size, axis=1)[:, : expected.shape[1]]
+    assert (np.abs(found - expected) <= bounds).all(), how
+
+
 def as_runtimes_see(
     folder: Path, packed: Packed, packing: Packing, columns: int, order: NDArray[np.int32] | None = None
 ) -> Iterator[tuple[str, F32]]:
@@ -41,23 +52,10 @@ def as_runtimes_see(
     """
     yield "reference", dequantize(packed, packing, columns)
     linear = Linear(name="matrix", source="matrix", rows=len(packed.weight), columns=columns)
-    pool = _openvino(Ir(None), linear, packing).pool
-    orders = [] if order is None else [Entry("matrix.order", "I32", (columns,))]
-    runs = [[Entry(CONSTANTS, "U8", (len(pool),))], *filter(None, [orders]), *blocks([linear], packing)]
-    layout = lay_out(runs, {"format": "embedllm"})
-    with Writer(folder / WEIGHTS, layout) as writer:
-        writer.write(CONSTANTS, pool)
-        if order is not None:
-            writer.write("matrix.order", order)
-        for kind in ("weight", "scale", "minimum", "zero"):
-            if (values := getattr(packed, kind)) is not None:
-                writer.write(f"matrix.{kind}", np.ascontiguousarray(values))
-        writer.finish()
+    layout = _write(folder, packed, packing, linear, order)
     identity, every = np.eye(columns, dtype=np.float32)[None], np.arange(linear.rows)[None]
     for variant in (_EXACT, GPU_FLOAT32):
-        path = folder / variant.file
-        path.write_bytes(_onnx(Graph(layout, "float32"), linear, packing, variant))
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = _session(folder, layout, linear, packing, variant)
         given = {"x": identity, "tokens": every}
         product, *rows = session.run(None, {each.name: given[each.name] for each in session.get_inputs()})
         yield f"{variant.name}, product", np.asarray(product)[0].T
@@ -68,6 +66,38 @@ def as_runtimes_see(
     product, *rows = (found[output] for output in model.outputs)
     yield "openvino, product", product[0].T
     yield from (("openvino, rows", each[0]) for each in rows)
+
+
+def product_of_rounded(folder: Path, packed: Packed, packing: Packing, x: F32) -> F32:
+    """x [N, columns] times a matrix, where ONNX Runtime may round x to integers: [N, rows]."""
+    linear = Linear(name="matrix", source="matrix", rows=len(packed.weight), columns=x.shape[1])
+    session = _session(folder, _write(folder, packed, packing, linear, None), linear, packing, FLOAT32)
+    product, *_ = session.run(None, {"x": x[None], "tokens": np.zeros((1, 1), np.int64)})
+    return np.asarray(product)[0]
+
+
+def _write(folder: Path, packed: Packed, packing: Packing, linear: Linear, order: NDArray[np.int32] | None) -> Layout:
+    pool = _openvino(Ir(None), linear, packing).pool
+    orders = [] if order is None else [Entry("matrix.order", "I32", (linear.columns,))]
+    runs = [[Entry(CONSTANTS, "U8", (len(pool),))], *filter(None, [orders]), *blocks([linear], packing)]
+    layout = lay_out(runs, {"format": "embedllm"})
+    with Writer(folder / WEIGHTS, layout) as writer:
+        writer.write(CONSTANTS, pool)
+        if order is not None:
+            writer.write("matrix.order", order)
+        for kind in ("weight", "scale", "minimum", "zero"):
+            if (values := getattr(packed, kind)) is not None:
+                writer.write(f"matrix.{kind}", np.ascontiguousarray(values))
+        writer.finish()
+    return layout
+
+
+def _session(
+    folder: Path, layout: Layout, linear: Linear, packing: Packing, variant: GraphVariant
+) -> onnxruntime.InferenceSession:
+    path = folder / variant.file
+    path.write_bytes(_onnx(Graph(layout, "float32"), linear, packing, variant))
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 def _onnx(graph: Graph, linear: Linear, packing: Packing, variant: GraphVariant) -> bytes:

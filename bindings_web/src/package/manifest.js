@@ -5,7 +5,7 @@ import { PackageError } from "../errors.js";
 export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
 const FORMAT = 1; // of the manifest; what comes after it is a feature
-const FEATURES = ["shards", "encoder", "minimums", "float32-scales", "column-order", "vision"]; // those that this version reads
+const FEATURES = ["shards", "encoder", "minimums", "float32-scales", "levels", "column-order", "vision"]; // those that this version reads
 const MOST_BLOCK = 1 << 26; // bytes; one is in memory
 const AGAIN = "Export the folder again and put it there whole.";
 

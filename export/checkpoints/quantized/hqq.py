@@ -24,7 +24,7 @@ from embedllm.export.checkpoints.quantized.schemes import GROUPS, WHOLE
 from embedllm.export.rounding.quantize import quantize
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.safetensors_header import Tensor
-from embedllm.package.packing import Packed, Packing, pack_bits
+from embedllm.package.packing import Packed, Packing, pack_bits, with_minimums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class ZeroedMatrix:
         """As it is where groups lie in a row, with minimums of float32; else rounded."""
         if not self._is_kept:
             return ROUNDED
-        return Packing(bits=max(self.bits, 4), group_size=self._group, symmetric=False, has_minimum=True, scale_bits=32)
+        return with_minimums(self.bits, group_size=self._group, scale_bits=32)
 
     def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed:
         """Rows [start, stop) as they are stored. packing: of packing()."""

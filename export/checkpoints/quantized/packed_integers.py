@@ -24,7 +24,7 @@ from embedllm.errors import ExportError
 from embedllm.export.checkpoints.quantized.schemes import GROUPS, WHOLE, Scheme
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.safetensors_header import Tensor
-from embedllm.package.packing import Packed, Packing, pack_bits
+from embedllm.package.packing import Packed, Packing, pack_bits, with_minimums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,8 +91,7 @@ class PackedMatrix:
         self.order(read)  # which may be refused
         group, scale_bits = self._group, 16 if self._types <= {"F16"} else 32
         if self.scheme.kind == "mlx":
-            bits = max(self.scheme.bits, 4)
-            return Packing(bits=bits, group_size=group, symmetric=False, has_minimum=True, scale_bits=scale_bits)
+            return with_minimums(self.scheme.bits, group_size=group, scale_bits=scale_bits)
         zeros = self._zeros(read, 0, self.shape[0])
         if zeros.max(initial=0) > 255:
             raise ExportError(f"'{self.name}' has a zero point of {zeros.max()}; expected at most 255.")

@@ -35,7 +35,7 @@ from embedllm.profiling.inspection.package_report import describe_package
 from tests.support.decoder_cases import CASES, UNTIED, plain
 from tests.support.described import RandomSource, described_package
 from tests.support.held import PACKINGS, HeldRandomSource, rounded
-from tests.support.packed_matrices import as_runtimes_see
+from tests.support.packed_matrices import as_runtimes_see, assert_same_floats, product_of_rounded
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
 
@@ -43,7 +43,7 @@ from tests.support.tiny import tiny_checkpoint
 def some_packed(random: np.random.Generator, packing: Packing, rows: int, columns: int) -> Packed:
     """Any integers and zero points; scales of either sign, small, large and 0."""
     groups, kind = packing.groups(columns), np.float32 if packing.scale_bits == 32 else np.float16
-    levels = 1 << packing.bits
+    levels = packing.levels or 1 << packing.bits
 
     def integers(*shape: int) -> np.ndarray:
         return random.integers(0, levels, shape, dtype=np.uint8)
@@ -68,7 +68,23 @@ def test_every_runtime_multiplies_by_the_floats_that_are_meant(
     expected = found["reference"]
     assert expected.shape == (rows, columns)
     for how, floats in found.items():
-        np.testing.assert_array_equal(floats, expected, err_msg=how)
+        assert_same_floats(floats, expected, packed, packing, how)
+
+
+@pytest.mark.parametrize("name", [name for name, packing in PACKINGS.items() if packing.has_minimum])
+def test_what_is_lost_by_rounding_the_input_is_as_little_as_beside_zero_points(name: str, tmp_path: Path) -> None:
+    random, packing = np.random.default_rng(5), PACKINGS[name]
+    rows = random.standard_normal((64, 256)).astype(np.float32)
+    x = random.standard_normal((48, 256)).astype(np.float32)
+
+    def lost(packing: Packing, folder: Path) -> np.floating:
+        folder.mkdir()
+        packed = rounded(rows, packing)
+        expected = x @ dequantize(packed, packing, 256).T
+        return np.square(product_of_rounded(folder, packed, packing, x) - expected).mean()
+
+    plain_packing = Packing(bits=packing.bits, group_size=packing.group_size, symmetric=False)
+    assert lost(packing, tmp_path / "minimums") < 1.6 * lost(plain_packing, tmp_path / "zero points")
 
 
 def test_a_value_is_its_integer_times_the_scale_plus_the_minimum() -> None:
@@ -96,10 +112,10 @@ def test_plain_packings_look_as_they_always_did_in_a_manifest() -> None:
     assert wide.entry == {"bits": 8, "group_size": 32, "symmetric": False, "scale_bits": 32, "has_minimum": True}
 
 
-@pytest.mark.parametrize(("scale_bits", "minimum"), [(64, False), (16, True)])
-def test_packings_that_make_no_sense_are_refused(scale_bits: int, minimum: bool) -> None:
+@pytest.mark.parametrize(("scale_bits", "minimum", "levels"), [(64, False, 0), (16, True, 0), (16, False, 8)])
+def test_packings_that_make_no_sense_are_refused(scale_bits: int, minimum: bool, levels: int) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Packing(bits=4, symmetric=True, scale_bits=scale_bits, has_minimum=minimum)
+        Packing(bits=4, symmetric=True, scale_bits=scale_bits, has_minimum=minimum, levels=levels)
 
 
 # a model, whose tensors are made up: keys and values are packed otherwise than queries, as in llama.cpp's Q4_K_M

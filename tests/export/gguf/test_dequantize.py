@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from embedllm.export.gguf.dequantize import block_floats, packed_rows
 from embedllm.export.gguf.iq_grids import ALL_FORMS
 from embedllm.export.gguf.types import TYPES
-from tests.support.packed_matrices import as_runtimes_see
+from tests.support.packed_matrices import as_runtimes_see, assert_same_floats
 
 ROWS, COLUMNS = 12, 512
 # where the blocks of a type have float16 numbers: bytes from their start
@@ -54,7 +54,7 @@ def test_every_runtime_has_the_floats_of_the_gguf_package(name: str, tmp_path: P
     form = ALL_FORMS[name]
     packed = packed_rows(form, blocks, ROWS)
     for how, floats in as_runtimes_see(tmp_path, packed, form.packing, COLUMNS):
-        np.testing.assert_array_equal(floats, expected, err_msg=how)
+        assert_same_floats(floats, expected, packed, form.packing, how)
 
 
 @pytest.mark.parametrize("name", ALL_FORMS)
