@@ -21,7 +21,7 @@ from embedllm.package.lora.adapter import Adapter
 from embedllm.types import Logits
 
 # options of a reply that single tokens are chosen or cut by, or that cannot go back, as a beam does
-BEAMLESS = frozenset({"min_tokens", "stop", "logprobs", "speculate", "response_format"})
+BEAMLESS = frozenset({"min_tokens", "stop", "logprobs", "speculate", "response_format", "tool_choice"})
 
 
 Asked: TypeAlias = "Feed | list[Feed] | tuple[Reply, ...]"  # feeds, and at the end the replies

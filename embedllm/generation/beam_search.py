@@ -56,9 +56,9 @@ class BeamSearch:
             raise ValueError(
                 f"beams is {reprlib.repr(self.beams)}; expected a whole number, 1 to {_MOST_BEAMS}: each has a KV cache"
             )
-        if not -100 <= self.length_penalty <= 100:
+        if not isinstance(self.length_penalty, (int, float)) or not -100 <= self.length_penalty <= 100:
             raise ValueError(f"length_penalty is {self.length_penalty!r}; expected -100 to 100, 0 = off")
-        if self.early_stopping not in (True, False, "never"):
+        if type(self.early_stopping) is not bool and self.early_stopping != "never":
             raise ValueError(f"early_stopping is {self.early_stopping!r}; expected True, False or 'never'")
 
     def accept(self, rows: Sequence[Logits]) -> None:

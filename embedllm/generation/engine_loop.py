@@ -41,6 +41,10 @@ class Hosted(Protocol):
         """Ends all that waits and runs at its next step; from any thread."""
         ...
 
+    def fail_all(self, cause: Exception) -> None:
+        """Ends all that waits and runs: each raises a DeviceError of that cause."""
+        ...
+
     def finish(self) -> None:
         """Does what could wait until now."""
         ...
@@ -266,9 +270,9 @@ def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:
     for scheduler in [*hosted]:
         try:
             is_busy |= scheduler.step()
-        except Exception:  # noqa: BLE001  # a defect of ours: those who wait must not wait for ever
-            _log.exception("the engine loop failed; what it ran is cancelled")
-            scheduler.cancel_all()
+        except Exception as error:  # noqa: BLE001  # a defect of ours: those who wait must not wait for ever
+            _log.exception("the engine loop failed; every request that it had raises DeviceError")
+            scheduler.fail_all(error)
             is_busy = True
     waits_s = [idle_s for scheduler in hosted if (idle_s := scheduler.idle_s()) is not None]
     idle_s = min([*waits_s, _IDLE_S]) if waits_s else None

@@ -69,7 +69,7 @@ class Job:
     prompt: Sequence[int]  # one that another request may read for it, too
     tokens: int = 1  # whose KV needs memory
     priority: int = 0  # lower ones are served earlier
-    timeout_s: float = math.inf  # after which it ends as cancelled
+    timeout_s: float = math.inf  # after which it ends with "timeout"
     is_rejectable: bool = True  # by a full queue
     sequence: CachedSequence | None = None  # that it runs on, or will; None: it has several, or none yet
     adapter: Adapter | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -75,11 +75,17 @@ class _Buffered(Generic[T]):
 class Outbox(_Buffered[T]):
     """Written by the loop, read by one thread."""
 
-    def __init__(self, *, is_whole: bool = False, on_error: Callable[[], None] = lambda: None) -> None:
-        """on_error: called when an error ends it."""
+    def __init__(
+        self,
+        *,
+        is_whole: bool = False,
+        on_error: Callable[[], None] = lambda: None,
+        queue: SimpleQueue[tuple[Outbox[T], Sequence[T | _End]]] | None = None,
+    ) -> None:
+        """on_error: called when an error ends it. queue: of several that read_all() reads; else its own."""
         super().__init__(is_whole=is_whole)
         self._on_error = on_error
-        self._queue: SimpleQueue[Sequence[T | _End]] = SimpleQueue()
+        self._queue = queue or SimpleQueue()
 
     def end(self, error: BaseException | None = None) -> None:
         if error is not None:
@@ -88,45 +94,94 @@ class Outbox(_Buffered[T]):
 
     def read(self, loop: EngineLoop) -> Iterator[T]:
         """The items, each as soon as it is there. Raises the error that ended them."""
-        while True:
-            for item in loop.wait(self._queue):
+        for _, item in self.read_all([self], loop):
+            yield item
+
+    @classmethod
+    def several(cls, count: int) -> list[Outbox[T]]:
+        """As many, which read_all() reads together."""
+        queue: SimpleQueue[tuple[Outbox[T], Sequence[T | _End]]] = SimpleQueue()
+        return [cls(queue=queue) for _ in range(count)]
+
+    @staticmethod
+    def read_all(outboxes: Sequence[Outbox[T]], loop: EngineLoop) -> Iterator[tuple[int, T]]:
+        """The items of all, each as soon as it is there, with the place of its outbox. Raises the first error."""
+        places = {outbox: place for place, outbox in enumerate(outboxes)}
+        while places:
+            outbox, items = loop.wait(outboxes[0]._queue)  # of all of them
+            for item in items:
                 if isinstance(item, _End):
-                    return item.check()
-                self._take(loop)
-                yield item
+                    item.check()
+                    del places[outbox]
+                else:
+                    outbox._take(loop)
+                    yield places[outbox], item
 
     def _send(self, items: Sequence[T | _End]) -> None:
-        self._queue.put(items)
+        self._queue.put((self, items))
 
 
 class AsyncOutbox(_Buffered[T]):
     """As Outbox, read by one task of an event loop; made in it."""
 
-    def __init__(self) -> None:
-        import asyncio  # a third of the import time of the whole package
-
+    def __init__(self, queue: _AsyncQueue[tuple[AsyncOutbox[T], T | _End]] | None = None) -> None:
+        """queue: of several that read_all() reads; else its own."""
         super().__init__()
-        self._queue: deque[T | _End] = deque()
-        self._events = asyncio.get_running_loop()
-        self._waiting: asyncio.Future[None] | None = None  # written in the event loop's thread only
+        self._queue = queue or _AsyncQueue()
 
     async def get(self, loop: EngineLoop) -> T | None:
         """The next item; None at the end. Raises the error that ended them."""
-        while not self._queue:
-            self._waiting = self._events.create_future()
-            if self._queue:  # put meanwhile
-                break
-            await self._waiting
-        got = self._queue.popleft()
-        if isinstance(got, _End):
-            self._queue.append(got)  # asked again, it says the same
-            got.check()
+        _, item = await self._queue.get()
+        if isinstance(item, _End):
+            self._send([item])  # asked again, it says the same
+            item.check()
             return None
         self._take(loop)
-        return got
+        return item
+
+    @classmethod
+    def several(cls, count: int) -> list[AsyncOutbox[T]]:
+        """As many, which read_all() reads together."""
+        queue: _AsyncQueue[tuple[AsyncOutbox[T], T | _End]] = _AsyncQueue()
+        return [cls(queue) for _ in range(count)]
+
+    @staticmethod
+    async def read_all(outboxes: Sequence[AsyncOutbox[T]], loop: EngineLoop) -> AsyncGenerator[tuple[int, T], None]:
+        """The items of all, each as soon as it is there, with the place of its outbox. Raises the first error."""
+        places = {outbox: place for place, outbox in enumerate(outboxes)}
+        while places:
+            outbox, item = await outboxes[0]._queue.get()  # of all of them
+            if isinstance(item, _End):
+                item.check()
+                del places[outbox]
+            else:
+                outbox._take(loop)
+                yield places[outbox], item
 
     def _send(self, items: Sequence[T | _End]) -> None:
-        self._queue.extend(items)
+        self._queue.put([(self, item) for item in items])
+
+
+class _AsyncQueue(Generic[T]):
+    """Written by any thread, read by one task; made in its event loop."""
+
+    def __init__(self) -> None:
+        import asyncio  # a third of the import time of the whole package
+
+        self._items: deque[T] = deque()
+        self._events = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None  # written in the event loop's thread only
+
+    async def get(self) -> T:
+        while not self._items:
+            self._waiting = self._events.create_future()
+            if self._items:  # put meanwhile
+                break
+            await self._waiting
+        return self._items.popleft()
+
+    def put(self, items: Sequence[T]) -> None:
+        self._items.extend(items)
         if self._waiting is not None:
             with suppress(RuntimeError):  # the event loop was closed, and its task with it
                 self._events.call_soon_threadsafe(self._wake)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
@@ -155,42 +155,47 @@ class Runner:
         if self._loop is None:
             yield from (list(self.stream(request, cancel)) for request in requests)
             return
-        with cancel.passed_on() as own, ExitStack() as tickets:
+        with cancel.passed_on() as own:
             outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True, on_error=own.cancel) for _ in requests]
-            for request, outbox in zip(requests, outboxes, strict=True):
-                tickets.enter_context(self._submit(request, own, outbox))
-            for outbox in outboxes:
-                yield list(outbox.read(self._loop))
+            with self._submit_all(requests, own, outboxes):
+                for outbox in outboxes:
+                    yield list(outbox.read(self._loop))
 
     def stream_all(self, requests: Sequence[Request], cancel: Cancel) -> Generator[tuple[int, Chunk], None, None]:
-        """The chunks of several requests that run together, each with the place of its request, in turns."""
-        with cancel.passed_on() as own:
-            streams = {place: self.stream(request, own) for place, request in enumerate(requests)}
-            try:
-                while streams:
-                    for place, chunks in list(streams.items()):
-                        if (chunk := next(chunks, None)) is None:
-                            del streams[place]
-                        else:
-                            yield place, chunk
-            finally:
-                for chunks in streams.values():
-                    chunks.close()
+        """The chunks of several requests that run together, each with the place of its request, as they come.
+
+        All are queued at once; when one fails, all end.
+        """
+        if self._loop is None:
+            for place, request in enumerate(requests):
+                yield from ((place, chunk) for chunk in self.stream(request, cancel))
+            return
+        outboxes: list[Outbox[Chunk]] = Outbox.several(len(requests))
+        with cancel.passed_on() as own, self._submit_all(requests, own, outboxes):
+            yield from Outbox.read_all(outboxes, self._loop)
 
     async def astream_all(self, requests: Sequence[Request], cancel: Cancel) -> AsyncGenerator[tuple[int, Chunk], None]:
         """As stream_all(), for `async for`, without blocking the event loop."""
-        with cancel.passed_on() as own:
-            streams = {place: self.astream(request, own) for place, request in enumerate(requests)}
-            try:
-                while streams:
-                    for place, chunks in list(streams.items()):
-                        if (chunk := await anext(chunks, None)) is None:
-                            del streams[place]
-                        else:
-                            yield place, chunk
-            finally:
-                for chunks in streams.values():
-                    await chunks.aclose()
+        if self._loop is None:
+            for place, request in enumerate(requests):
+                async with aclosing(self.astream(request, cancel)) as chunks:
+                    async for chunk in chunks:
+                        yield place, chunk
+            return
+        outboxes: list[AsyncOutbox[Chunk]] = AsyncOutbox.several(len(requests))
+        with cancel.passed_on() as own, self._submit_all(requests, own, outboxes):
+            async for place, chunk in AsyncOutbox.read_all(outboxes, self._loop):
+                yield place, chunk
+
+    @contextmanager
+    def _submit_all(
+        self, requests: Sequence[Request], own: Cancel, outboxes: Sequence[Outbox[Chunk] | AsyncOutbox[Chunk]]
+    ) -> Iterator[None]:
+        """Queues requests, which end with the block; own: their switch."""
+        with ExitStack() as tickets:
+            for request, outbox in zip(requests, outboxes, strict=True):
+                tickets.enter_context(self._submit(request, own, outbox))
+            yield
 
     def astream(
         self,

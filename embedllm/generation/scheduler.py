@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.backends.base import BatchRow, Interrupted
-from embedllm.errors import Busy, out_of_memory
+from embedllm.errors import Busy, DeviceError, out_of_memory
 from embedllm.generation.job import Ask, Job
 from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
@@ -31,7 +31,8 @@ _FULL = 8  # sequences that step, beside which a whole prompt budget is read
 _LEAST_WHOLE = 2  # tokens of a prompt that is read together with others
 _BESIDE_TURNS = 64  # the same budget on a device that takes turns
 _WAKE_S = 1 / 60  # seconds, the time of a display's frame, in which readers are woken once
-_TIDY_EVERY = 32  # iterations with something to feed: then a little is done of what can wait, too
+# iterations with something to feed: then a little is done of what can wait, too; earlier where much waits
+_TIDY_EVERY = 32
 MAX_RUNNING = 16  # requests, where neither memory nor the device says another number
 
 
@@ -77,6 +78,21 @@ class Scheduler:
         self.cancel_all()
         self._end_cancelled()
 
+    def fail_all(self, cause: Exception) -> None:
+        """Ends all that waits and runs: each raises a DeviceError of that cause."""
+        for job in [*self.waiting, *self.running]:
+            error = DeviceError(f"the engine loop failed ({type(cause).__name__}: {cause}); the log has more.")
+            error.__cause__ = cause
+            if job in self.waiting:
+                self.waiting.remove(job)
+                self.running.append(job)
+            if job.is_busy:  # its own code had the loop serve others: it ends where it goes on
+                job.cancel.cancel()
+            elif job.steps is not None:
+                self._advance(job, error=error)
+            else:
+                self._end(job, error)
+
     def idle_s(self) -> float | None:
         """Seconds until the next request runs out of time; None: none does."""
         first_s = min((job.deadline_s for job in [*self.waiting, *self.running]), default=math.inf)
@@ -109,7 +125,7 @@ class Scheduler:
             self._feed(rows, [(ask, count) for ask, count in due if ask.left >= count])
             self._resume([ask.job for ask, _ in due])  # its first token does not wait for the prompts of others
         self._iterations += 1
-        if asks and self._iterations % _TIDY_EVERY:
+        if asks and self._iterations % max(1, _TIDY_EVERY // (1 + self._pool.untidy)):
             return True
         return self._pool.tidy() or bool(asks) or ended
 

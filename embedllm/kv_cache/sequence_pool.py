@@ -18,6 +18,7 @@ from embedllm.kv_cache.sequence import CachedSequence, Caller, ignore
 from embedllm.package.lora.adapter import Adapter, is_same
 
 _log = logging.getLogger("embedllm")
+_MANY_EXPORTS = 32  # prompts that wait to be written to the disk: for each as many, one part more is written at a time
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
 
 
@@ -217,17 +218,23 @@ class SequencePool:
         limit = self.kv_tokens or sequences * self._engine.context
         return min(1.0, sum(len(one.tokens) for one in [*self._all]) / limit)
 
+    @property
+    def untidy(self) -> int:
+        """Requests of which something can wait; see tidy()."""
+        return len(self._exports)
+
     def tidy(self) -> bool:
-        """Does a little of what can wait: KV to the disk. False: there was nothing."""
+        """Does a little of what can wait, more where much does: KV to the disk. False: there was nothing."""
         if not self._exports:
             return False
-        try:
-            next(self._exports[0])
-        except StopIteration:
-            self._exports.popleft()
-        except Exception as error:  # noqa: BLE001  # of the device or the disk: requests go on
-            self._exports.popleft()
-            _log.info("part of the prefix cache was not written: %s", error)
+        for _ in range(1 + len(self._exports) // _MANY_EXPORTS):
+            try:
+                next(self._exports[0])
+            except StopIteration:
+                self._exports.popleft()
+            except Exception as error:  # noqa: BLE001  # of the device or the disk: requests go on
+                self._exports.popleft()
+                _log.info("part of the prefix cache was not written: %s", error)
         return True
 
     def finish(self) -> None:

@@ -182,6 +182,7 @@ class Conversation:
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
+        history = [*self.messages]
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
         if has_images([said]):
             from embedllm.images.prompt import portable  # loaded for messages with images only
@@ -190,7 +191,7 @@ class Conversation:
         options = {"adapter": self.adapter, **options}
         request, seen = self._apply_context_policy([*self.messages, said], sampling, options)
         self.model.runner.check(request)
-        return self._turn(said, seen), request
+        return self._turn(said, seen, history), request
 
     def _check_idle(self) -> None:
         if self._under_way() is not None:
@@ -238,9 +239,19 @@ class Conversation:
                 yield chunk
 
     @contextmanager
-    def _turn(self, said: Message, seen: VisibleHistory) -> Iterator[Callable[[Chunk], None]]:
-        """Within the block, chunks are collected; at its end the messages go into the history, unless it failed."""
+    def _turn(
+        self, said: Message, seen: VisibleHistory, history: Sequence[Message]
+    ) -> Iterator[Callable[[Chunk], None]]:
+        """Within the block, chunks are collected; at its end the messages go into the history, unless it failed.
+
+        history: what was said before when the turn was made, which its prompt has.
+        """
         self._check_idle()
+        if self.messages != history:
+            raise ValueError(
+                "the history has changed since this stream was made, so that its prompt does not have all of it; make "
+                "a stream when it is read"
+            )
         under_way = _UnderWay()  # goes with this frame, so that no interrupt can leave the conversation taken
         self._under_way = weakref.ref(under_way)
         chunks: list[Chunk] = []

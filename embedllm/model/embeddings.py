@@ -60,7 +60,7 @@ class Encoding:
 
         if self._encoder.score_activation:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it has no vectors.")
-        _check_texts(texts, "texts")
+        check_texts(texts, "texts")
         most = self._engine.dimensions
         if dimensions is not None and not 1 <= dimensions <= most:
             raise ValueError(f"dimensions is {dimensions}; expected 1 to {most}, what the vectors of this model have.")
@@ -80,8 +80,8 @@ class Encoding:
         """See Model.rerank()."""
         if not self._encoder.score_activation:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it does not score pairs. Use a reranker.")
-        _check_texts([query], "query")
-        _check_texts(documents, "documents")
+        check_texts([query], "query")
+        check_texts(documents, "documents")
         if top is not None and top < 1:
             raise ValueError(f"top is {top}; expected 1 or more, or None for all documents.")
         scores = self._engine.vectors(self._of_pairs(query, documents, truncate), is_cancelled)[:, 0].tolist()
@@ -142,7 +142,7 @@ def present(encoding: Encoding | None, name: str, wanted: str) -> Encoding:
     return encoding
 
 
-def _check_texts(texts: Sequence[str], what: str) -> None:
+def check_texts(texts: Sequence[str], what: str) -> None:
     if isinstance(texts, str):
         raise ValueError(f"{what} is one text; expected a list of them, if only of one.")
     for place, text in enumerate(texts):

@@ -56,8 +56,8 @@ class Loop:
 
     def steps(self) -> Generator[Step, object, ToolReply]:
         """Raises ValueError for what does not go together."""
-        if self.max_rounds < 1:
-            raise ValueError(f"max_rounds is {self.max_rounds}; expected 1 or more.")
+        if not isinstance(self.max_rounds, int) or self.max_rounds < 1:
+            raise ValueError(f"max_rounds is {self.max_rounds!r}; expected a whole number, 1 or more.")
         if self.decisions and self.asked.paused is None:
             raise ValueError("there are decisions, but messages is no PausedRun; give the reply's `paused`.")
         parameters = tool_parameters(tool_schemas(self.asked.tools))

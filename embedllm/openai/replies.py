@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from embedllm.errors import DeviceError
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion
 from embedllm.openai import types
@@ -63,6 +64,8 @@ def _arguments(call: OwnCall) -> str:
 def _reason(reason: str, *, has_calls: bool) -> types.FinishReason:
     if reason == "timeout":
         raise TimeoutError("the reply was not done within timeout=; give it more seconds, or a smaller max_tokens.")
+    if reason == "cancelled":
+        raise DeviceError("the model was closed while it replied.")
     if reason == "stop":
         return "tool_calls" if has_calls else "stop"
     return "length"  # a full context, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,9 @@ class Sampling:
     """Not an option: the active steps among "temperature" and the truncations, in order; cached for every step."""
 
     def __post_init__(self) -> None:
+        for name in NUMBERS:
+            if not isinstance(value := getattr(self, name), (int, float)):
+                object.__setattr__(self, name, _plain_number(value))
         _check_ranges({name: getattr(self, name) for name in NUMBERS})
         # tuples, because a dict or a list would make the options unhashable and let them change
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
@@ -144,6 +148,18 @@ def is_token_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS
 
 
+def _plain_number(value: object) -> object:
+    """A number of NumPy's as Python's; anything else as it is."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _check_list(name: str, given: object, expected: str) -> None:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(f"{name} is {reprlib.repr(given)}; expected {expected}")
+
+
 def _check_ranges(options: Mapping[str, object]) -> None:
     """Raises ValueError for a number out of its range."""
     for name, least, most, expected in RANGES:
@@ -158,7 +174,10 @@ def _check_ranges(options: Mapping[str, object]) -> None:
 
 def _biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """A bias for each token, in the order of ids. Raises ValueError for one that cannot be added."""
-    found = dict(given)
+    try:
+        found = dict(given)
+    except (TypeError, ValueError):
+        raise ValueError(f"logit_bias is {reprlib.repr(given)}; expected numbers by token id") from None
     for token, bias in found.items():
         if not is_token_id(token):
             raise ValueError(f"logit_bias has the token {reprlib.repr(token)}; expected token ids, {_IDS}")
@@ -170,30 +189,33 @@ def _biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[t
 
 def _words(given: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
     """Texts and sequences of token ids, unchangeable. Raises ValueError for anything else, and for an empty one."""
-    found = () if isinstance(given, str) else tuple(word if isinstance(word, str) else tuple(word) for word in given)
+    _check_list("bad_words", given, "a list of texts or of sequences of token ids")
+    found = tuple(tuple(word) if isinstance(word, Iterable) and not isinstance(word, str) else word for word in given)
     for word in found:
         is_text = isinstance(word, str) and bool(word.strip())
-        if not is_text and not (word and all(is_token_id(token) for token in word)):
+        if not is_text and not (isinstance(word, tuple) and word and all(is_token_id(token) for token in word)):
             raise ValueError(
                 f"bad_words has {reprlib.repr(word)}; expected texts or sequences of token ids, {_IDS}, that are not "
                 "empty"
             )
-    if isinstance(given, str):
-        raise ValueError(f"bad_words is {given!r}; expected a list of texts or of sequences of token ids")
     return found
 
 
 def _texts(name: str, given: Sequence[str]) -> tuple[str, ...]:
     """Texts, unchangeable. Raises ValueError for anything else, and for an empty one."""
-    if isinstance(given, str) or not all(isinstance(text, str) and text for text in given):
-        raise ValueError(f"{name} is {given!r}; expected a list of texts that are not empty")
+    expected = "a list of texts that are not empty"
+    _check_list(name, given, expected)
+    if not all(isinstance(text, str) and text for text in given):
+        raise ValueError(f"{name} is {given!r}; expected {expected}")
     return tuple(given)
 
 
 def _functions(given: Sequence[F]) -> tuple[F, ...]:
     """Functions, unchangeable. Raises ValueError for anything else."""
+    expected = "a list of functions of logits and tokens"
+    _check_list("processors", given, expected)
     if callable(given) or not all(callable(each) for each in given):
-        raise ValueError(f"processors is {given!r}; expected a list of functions of logits and tokens")
+        raise ValueError(f"processors is {given!r}; expected {expected}")
     return tuple(given)
 
 
@@ -203,7 +225,9 @@ def _steps(order: Sequence[str], *, on: Sequence[str]) -> tuple[str, ...]:
     Raises ValueError for an unknown or repeated step, one of `on` that is not there, and a change of the logits that
     comes after what chooses among tokens.
     """
-    known, found = ", ".join(ORDER), tuple(order)
+    known = ", ".join(ORDER)
+    _check_list("order", order, f"a list of steps: {known}")
+    found = tuple(order)
     if odd := [step for step in found if step not in ORDER or found.count(step) > 1]:
         raise ValueError(f"order has {odd[0]!r} where that is no step, or twice; expected each of {known} once")
     if lacking := [step for step in on if step not in found]:

@@ -51,6 +51,9 @@ class Replies:
                 async for index, chunk in chunks:
                     if (before := latest.get(index)) is not None and before.finish_reason is not None:
                         continue  # it was ended here
+                    if chunk.finish_reason == "cancelled":  # the client's going away closes this generator instead
+                        raise Refused(503, f"'{self._lease.name}' was closed while it replied.", code="model_closed",
+                                      retry_after_s=5)  # fmt: skip
                     latest[index] = chunk = self._ended_by_call(chunk)
                     if record.first_chunk_s is None:
                         record.first_chunk_s = time.monotonic() - self._exchange.began_s

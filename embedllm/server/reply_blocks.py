@@ -119,4 +119,5 @@ def check_finish(reason: str | None) -> str:
     """The finish_reason. Raises TimeoutError where the time was over: these dialects have no word for it."""
     if reason == "timeout":
         raise TimeoutError("the reply was not done within the time limit; ask for fewer tokens.")
-    return reason or "cancelled"
+    assert reason is not None
+    return reason

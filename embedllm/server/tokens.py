@@ -9,7 +9,7 @@ from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.openai.parameters import MESSAGE, TOOL
 from embedllm.openai.schema import BOOLEAN, OBJECT, STRING, STRINGS, Body, array, integer, one_of
 from embedllm.server.endpoint import Endpoint, Exchange
-from embedllm.server.errors import Refused
+from embedllm.server.errors import Refused, encode
 from embedllm.server.replies import spelling
 
 if TYPE_CHECKING:
@@ -41,13 +41,18 @@ async def tokenize(exchange: Exchange, body: Mapping[str, Any]) -> None:
         raise Refused(400, f"found {' and '.join(named) or 'no text'}; expected one of prompt, content and messages.")
     async with exchange.context.pool.use(body.get("model")) as lease:
         model = lease.model
-        tokens = await run_in_thread(lambda cancel: _tokens(model, body))
-        found: dict[str, JSON] = {"tokens": [*tokens], "count": len(tokens), "max_model_len": model.context}
-        if body.get("with_pieces"):
-            found["tokens"] = [{"id": token, "piece": spelling(model)(token)[0]} for token in tokens]
-        if body.get("return_token_strs"):
-            found["token_strs"] = [spelling(model)(token)[0] for token in tokens]
-    await exchange.reply(found)
+        found = await run_in_thread(lambda cancel: _found(model, body))
+    await exchange.reply_bytes(found, "application/json")
+
+
+def _found(model: Model, body: Mapping[str, Any]) -> bytes:
+    tokens = _tokens(model, body)
+    found: dict[str, JSON] = {"tokens": [*tokens], "count": len(tokens), "max_model_len": model.context}
+    if body.get("with_pieces"):
+        found["tokens"] = [{"id": token, "piece": spelling(model)(token)[0]} for token in tokens]
+    if body.get("return_token_strs"):
+        found["token_strs"] = [spelling(model)(token)[0] for token in tokens]
+    return encode(found)
 
 
 def _tokens(model: Model, body: Mapping[str, Any]) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -225,6 +225,8 @@ def _up_to_mark(prompt: str, final_text: str) -> str:
 
 def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, JSON]]:
     """The JSON schemas of tools, in plain types. Raises ValueError for what is none."""
+    if not isinstance(tools, Iterable) or isinstance(tools, (str, Mapping)):
+        raise ValueError(f"tools is a {type(tools).__name__}; expected a list of them, if only of one.")
     return [_tool(tool, place) for place, tool in enumerate(tools)]
 
 

@@ -28,6 +28,12 @@ class TemplateOptions:
     documents: Sequence[Mapping[str, JSON]] | None = None
     continue_final_message: bool = False
 
+    def __post_init__(self) -> None:
+        if self.variables is not None and not isinstance(self.variables, Mapping):
+            raise ValueError(
+                f"variables is {self.variables!r}; expected names and values, such as {{'enable_thinking': False}}"
+            )
+
 
 def are_messages(prompt: object) -> bool:
     """Whether a prompt goes through the chat template."""

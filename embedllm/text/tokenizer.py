@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 _OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
+# characters from which a text is encoded as a batch of one, which leaves Python's lock to other threads meanwhile; not
+# shorter ones, as the library warns in a child process that is forked after its first batch
+_LONG = 4096
 _MOST_IDS = 1 << 32  # the type of a token id in the library that encodes
 
 
@@ -168,6 +171,8 @@ class _LiteralEngine:
 def _encode(engine: tokenizers.Tokenizer, text: str, *, special: bool = False) -> tokenizers.Encoding:
     """What an engine makes of a text; its errors as PackageError."""
     try:
+        if len(text) > _LONG:
+            return engine.encode_batch([text], add_special_tokens=special)[0]
         return engine.encode(text, add_special_tokens=special)
     except Exception as error:  # the package raises nothing narrower
         if "unk" not in str(error).lower():

@@ -85,7 +85,8 @@ def test_enough_beams_find_the_best_of_all_replies() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [({"beams": 0}, "beams is 0"), ({"length_penalty": math.nan}, "length_penalty is nan"),
-     ({"early_stopping": "no"}, "early_stopping is 'no'")],
+     ({"early_stopping": "no"}, "early_stopping is 'no'"), ({"early_stopping": 1}, "early_stopping is 1"),
+     ({"length_penalty": "1"}, "length_penalty is '1'")],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

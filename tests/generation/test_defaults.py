@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,23 @@ def test_without_a_file_a_model_is_greedy_and_has_no_limit(tmp_path: Path) -> No
             {"do_sample": True, "min_p": 0.05, "typical_p": 0.9, "repetition_penalty": 1.3, "top_k": 7},
             Sampling(min_p=0.05, typical_p=0.9, repetition_penalty=1.3, top_k=7),
         ),
+        (
+            {"no_repeat_ngram_size": 3, "bad_words_ids": [[5, 6]], "suppress_tokens": [7]},
+            Sampling(temperature=0, no_repeat_ngram=3, bad_words=[[5, 6]], logit_bias={7: -math.inf}),
+        ),
     ],
 )
 def test_options_are_those_that_transformers_would_use(
     tmp_path: Path, content: dict[str, object], sampling: Sampling
 ) -> None:
     assert read_defaults(write(tmp_path, content)) == Defaults(sampling=sampling, max_tokens=None)
+
+
+def test_what_calls_have_to_ask_for_themselves_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "embedllm")
+    read_defaults(write(tmp_path, {"num_beams": 4, "min_length": 0, "stop_strings": ["END"]}))
+    (message,) = caplog.messages
+    assert "num_beams, stop_strings" in message
 
 
 def test_the_limit_is_max_new_tokens(tmp_path: Path) -> None:
@@ -67,6 +79,7 @@ def test_the_limit_is_max_new_tokens(tmp_path: Path) -> None:
         ({"do_sample": True, "temperature": -1}, "temperature is -1"),
         ({"do_sample": True, "temperature": "warm"}, "temperature is 'warm'"),
         ({"do_sample": True, "top_k": 2.5}, "top_k is 2.5"),
+        ({"suppress_tokens": 5}, "not iterable"),
         ({"repetition_penalty": [1]}, r"repetition_penalty is \[1\]"),
     ],
 )

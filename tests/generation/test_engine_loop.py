@@ -123,9 +123,47 @@ def test_a_scheduler_that_fails_ends_what_it_ran_and_goes_on(
         admit()
 
     monkeypatch.setattr(runner.scheduler, "_admit", fail)
-    assert [chunk.finish_reason for chunk in runner.stream(request(1), Cancel())] == ["cancelled"]
+    with pytest.raises(DeviceError, match=r"the engine loop failed .*a defect"):
+        list(runner.stream(request(1), Cancel()))
     assert "a defect" in caplog.text
     assert generate(runner, 1) == alone(1)
+
+
+def test_a_reply_that_runs_ends_with_the_error_of_a_scheduler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(FakeEngine(whole_history), Bytes())
+    stream = runner.stream(request(1, max_tokens=60), Cancel())
+    next(stream)
+
+    def fail() -> None:
+        monkeypatch.undo()
+        raise RuntimeError("out of handles")
+
+    monkeypatch.setattr(runner.scheduler, "_make_room", fail)
+    with pytest.raises(DeviceError, match="out of handles"):
+        list(stream)
+    assert generate(runner, 1) == alone(1)
+
+
+def test_several_streams_are_queued_at_once() -> None:
+    """So that their time counts from the call, and a long prompt does not keep the others' replies back."""
+    runner = Runner(FakeEngine(whole_history), Bytes(), max_running=2)
+    prompts = [request(number, max_tokens=40) for number in (1, 2, 3)]
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    chunks = runner.stream_all(prompts, Cancel())
+    place, chunk = next(chunks)
+    found[place].append(chunk.token or 0)
+    until(lambda: runner.call(lambda: len(runner.scheduler.running) + len(runner.scheduler.waiting)) == 3)
+    for place, chunk in chunks:
+        found[place].append(chunk.token or 0)
+    assert [*found.values()] == [alone(number, count=40) for number in (1, 2, 3)]
+
+
+def test_several_streams_that_are_left_end_all() -> None:
+    runner = Runner(FakeEngine(whole_history), Bytes())
+    chunks = runner.stream_all([request(number, max_tokens=10_000) for number in (1, 2)], Cancel())
+    next(chunks)
+    chunks.close()
+    until(lambda: runner.call(lambda: not runner.scheduler.running))
 
 
 def test_a_timeout_of_many_years_is_none() -> None:

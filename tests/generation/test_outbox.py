@@ -145,7 +145,7 @@ def test_a_task_is_woken_though_it_began_to_wait_while_the_item_before_was_annou
         outbox.put(1)
         events.call_soon_threadsafe = announce  # type: ignore[method-assign]
         ((callback, arguments),) = held
-        outbox._queue.popleft()  # taken by another turn of the task
+        outbox._queue._items.popleft()  # taken by another turn of the task
         announce(callback, *arguments)
         await asyncio.sleep(0)
         await asyncio.sleep(0)

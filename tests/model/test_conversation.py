@@ -187,6 +187,17 @@ def test_a_second_turn_waits_for_the_first_to_end(llm: Model) -> None:
         assert conversation.messages == other.messages
 
 
+def test_a_stream_made_before_another_turn_is_refused(llm: Model) -> None:
+    """Its prompt does not have that turn."""
+    with llm.conversation() as conversation:
+        streams = [conversation.stream(text, SAMPLING, max_tokens=3) for text in ("hello", "and now?")]
+        list(streams[0])
+        history = [*conversation.messages]
+        with pytest.raises(ValueError, match="history has changed since this stream was made"):
+            next(streams[1])
+        assert conversation.messages == history
+
+
 def test_asynchronous_turns_equal_synchronous_ones(llm: Model) -> None:
     async def main(conversation: Conversation) -> list[tuple[int, ...]]:
         said = [await conversation.asay(turn, SAMPLING, max_tokens=6, logprobs=1) for turn in TURNS]

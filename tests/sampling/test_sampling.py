@@ -58,11 +58,23 @@ def kept(sampling: Sampling, row: Logits) -> dict[int, float]:
         ({"logit_bias": {"5": 1.0}}, "logit_bias has the token '5'; expected token ids"),
         ({"logit_bias": {5: math.inf}}, "logit_bias of token 5 is inf; expected -100 to 100"),
         ({"seed": 1.5}, "seed is 1.5; expected a whole number or None"),
+        ({"logit_bias": [5]}, r"logit_bias is \[5\]; expected numbers by token id"),
+        ({"bad_words": [5]}, "bad_words has 5; expected texts or sequences of token ids"),
+        ({"bad_words": "a"}, "bad_words is 'a'; expected a list"),
+        ({"processors": 5}, "processors is 5; expected a list of functions"),
+        ({"dry_breakers": 5}, "dry_breakers is 5; expected a list of texts"),
+        ({"order": 5}, "order is 5; expected a list of steps: penalties"),
     ],
 )
 def test_values_out_of_range_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampling(**wrong)  # type: ignore[arg-type]  # what a caller without a type checker may pass
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    sampling = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.int64(7))  # type: ignore[arg-type]
+    assert sampling == Sampling(temperature=0.5, top_k=3, seed=7)
+    assert [type(value) for value in (sampling.temperature, sampling.top_k, sampling.seed)] == [float, int, int]
 
 
 def test_options_are_frozen_and_hashable_and_take_a_dict_of_biases() -> None:

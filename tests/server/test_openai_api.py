@@ -207,6 +207,46 @@ def test_a_fault_of_the_library_is_not_told_as_one_of_the_request(
     assert "a fault" in caplog.text
 
 
+def test_a_reply_whose_model_is_closed_is_an_error(served: Served, http: httpx.Client) -> None:
+    """Closed by a server that ends at once, say: what there is of the reply is no whole one."""
+    with http.stream(
+        "POST", "/v1/completions", json={"prompt": "Tell a story", "max_tokens": 900, "stream": True}
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        served.model.runner.scheduler.cancel_all()
+        found = [line for line in lines if line.startswith("data: ")]
+    assert any("model_closed" in line for line in found), found[-3:]
+    assert not any('"finish_reason":"length"' in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": ASK}),
+        ("/v1/completions", {"prompt": "Tell a story"}),
+        ("/v1/responses", {"input": "Tell a story"}),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 300}),
+    ],
+)
+def test_a_reply_that_the_engine_ends_is_an_error(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
+) -> None:
+    scheduler, left = served.model.runner.scheduler, [3]
+    make_room = scheduler._make_room
+
+    def fail() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("out of handles")
+        make_room()
+
+    monkeypatch.setattr(scheduler, "_make_room", fail)
+    response = http.post(path, json={"model": "demo", **body})
+    assert response.status_code == 500, response.text
+    assert "out of handles" not in response.text
+
+
 def test_texts_and_tokens(served: Served, http: httpx.Client) -> None:
     text = "ls -l # größe"
     found = http.post("/tokenize", json={"content": text, "with_pieces": True}).json()

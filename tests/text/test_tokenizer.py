@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+import embedllm
 from embedllm.errors import PackageError
 from embedllm.text.stream import StopStrings, TextStream, text_after
 from embedllm.text.tokenizer import Tokenizer
@@ -125,6 +127,25 @@ def test_encode_adds_bos_only_when_special(tmp_path: Path) -> None:
     assert tokenizer.token_text(10**6) is None
     assert tokenizer.token_id("</s>") == 2
     assert tokenizer.size == len(byte_fallback().get_vocab())
+
+
+def test_a_long_text_leaves_python_to_other_threads_while_it_is_encoded() -> None:
+    tokenizer, text = Tokenizer.open(Path(embedllm.__file__).parent / "demo"), "list all files by size, "
+    short = tokenizer.encode(text * 100, special=False)
+    is_done, turns = threading.Event(), 0
+
+    def encode() -> None:
+        found.append(tokenizer.encode(text * 30_000, special=False))
+        is_done.set()
+
+    found: list[Sequence[int]] = []
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not is_done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert list(found[0][: len(short) - 1]) == list(short[:-1])
+    assert turns > 20  # one or two where the lock is held from the beginning to the end
 
 
 @pytest.mark.parametrize("flag", [True, False])

@@ -73,7 +73,8 @@ class GrammarConstraint:
 
     @property
     def is_done(self) -> bool:
-        return self._is_ended or (self.is_stop_allowed and _is_empty(self._others()))
+        # not by the next mask, which prepare() computes while the device works
+        return self._is_ended or (self.is_stop_allowed and self._matcher.is_stopped())
 
     @property
     def is_stop_allowed(self) -> bool:
