@@ -91,11 +91,16 @@ class Settings:
                 shown.enter_context(waiting(f"loading '{self.model}'"))
             return open_model(self.model, replace(self.load, on_progress=on_progress))
 
+    @property
+    def is_model_named(self) -> bool:
+        """Whether --model was given."""
+        return click.get_current_context().get_parameter_source("model") is not ParameterSource.DEFAULT
+
     def of_model(self, model: str | None) -> Settings:
         """These with the model that was named by its place; None: it was not. Not with --model beside it."""
         if model is None:
             return self
-        if click.get_current_context().get_parameter_source("model") is not ParameterSource.DEFAULT:
+        if self.is_model_named:
             raise click.UsageError(f"found two models, '{model}' and --model '{self.model}'; give one.")
         return replace(self, model=model)
 

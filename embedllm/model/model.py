@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, NoReturn, Unpack
 
 from embedllm.backends.base import Device, Engine
 from embedllm.cancel import Cancel
@@ -100,6 +100,9 @@ class Model:
         self._kind_of = package, engine.device, settings
         self._own_draft = draft if owns_draft else None
         self._encoding = encoding
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Model cannot be pickled or copied: its memory is this process'. Load it where it is used.")
 
     @property
     def name(self) -> str:
@@ -367,6 +370,19 @@ class Model:
         """As generate(), without blocking the event loop."""
         chunks = self.astream(prompt, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
+
+    @lists_options(PromptOptions)
+    async def achat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> Completion:
+        """As chat(), without blocking the event loop."""
+        check_messages(messages)
+        return await self.agenerate(messages, sampling, cancel=cancel, **options)
 
     @lists_options(PromptOptions)
     def astream(

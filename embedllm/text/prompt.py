@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from embedllm.text.chat_template import Message, Tool
 
@@ -51,6 +51,8 @@ def check_messages(messages: object) -> None:
         raise ValueError("chat takes a list of messages, found a text; give messages, or use generate to continue it.")
     if not are_messages(messages):
         raise ValueError(f"messages must be a list of at least one message, found {messages!r}.")
+    if odd := [message for message in cast("Sequence[object]", messages) if not isinstance(message, Mapping)]:
+        raise ValueError(f"a message is {odd[0]!r}; expected one like {{'role': 'user', 'content': 'text'}}.")
 
 
 def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Message]:

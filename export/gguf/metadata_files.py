@@ -26,6 +26,14 @@ _ENDS = ("eos", "eot", "eom")
 # ends of a turn by their texts: few files say all of them. Source: llama-vocab.cpp of llama.cpp
 _END_TEXTS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
               "<turn|>", "<|tool_response>", "<|return|>", "<|call|>"}  # fmt: skip
+# Source: gguf.Keys.General of the Python package gguf 0.19
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 _HARMONY = {"<|return|>", "<|call|>"}  # where these end a turn, "<|end|>" ends a message within one (gpt-oss)
 
 
@@ -43,7 +51,7 @@ def write_texts(model: GgufModel, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", named)
     stops = sorted({at for role in _ENDS if (at := vocabulary.special(role)) is not None} | _ends(vocabulary))
     generation = {"eos_token_id": stops, "bos_token_id": vocabulary.special("bos"),
-                  "pad_token_id": vocabulary.special("pad")}  # fmt: skip
+                  "pad_token_id": vocabulary.special("pad"), **_sampling(metadata)}  # fmt: skip
     write_json(
         folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None}
     )
@@ -54,6 +62,12 @@ def write_texts(model: GgufModel, folder: Path) -> None:
         Tokenizer.open(folder)
     except PackageError as error:
         raise ExportError(f"the tokenizer of '{place}' cannot be used: {error}") from error
+
+
+def _sampling(metadata: Mapping[str, object]) -> dict[str, object]:
+    """How the file says that tokens are drawn, which its converter had from a generation_config.json."""
+    found = {ours: metadata[key] for key, ours in _SAMPLING.items() if key in metadata}
+    return {**found, "do_sample": True} if found else {}
 
 
 def _ends(vocabulary: Vocabulary) -> set[int]:

@@ -108,6 +108,9 @@ def test_what_is_piped_in_follows_the_text(tiny: str) -> None:
 def test_the_model_may_be_named_by_its_place(tiny: str) -> None:
     by_option = embed("run", "--model", tiny, "--max-tokens", "5", "hello").stdout
     assert embed("run", tiny, "hello", "--max-tokens", "5").stdout == by_option != ""
+    assert embed("run", tiny, "--max-tokens", "5", stdin="hello").stdout == by_option  # TEXT is piped in
+    assert embed("run", "--model", tiny, "demo", "--max-tokens", "5").stdout not in ("", by_option)  # a TEXT
+    assert "there is no file 'missing.gguf'" in embed("run", "missing.gguf", "hello").stderr
     chatted = embed("chat", tiny, "--max-tokens", "5", stdin="hello\n")
     assert chatted.stdout == embed("chat", "--model", tiny, "--max-tokens", "5", stdin="hello\n").stdout != ""
 

@@ -30,7 +30,8 @@ def test_names_aliases_pins_and_adapters_of_models() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [(["--host", "0.0.0.0"], "there is no API key"), (["--max-body", "big"], "'big' is no size"),
-     (["--adapter", "x"], "is not NAME=VALUE"), (["a", "b", "--draft", "c"], "--draft goes with one model")],
+     (["--adapter", "x"], "is not NAME=VALUE"), (["a", "b", "--draft", "c"], "--draft goes with one model"),
+     (["demo", "missing"], "there is no 'missing'; expected a folder")],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EMBEDLLM_API_KEY", raising=False)

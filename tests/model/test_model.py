@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +48,17 @@ def exact(package: Path) -> Iterator[Model]:
     """Float activations: rounded ones make a visible difference of the last bits of another way of feeding."""
     with load(package, exact=True) as model:
         yield model
+
+
+def test_a_model_is_neither_pickled_nor_copied(llm: Model) -> None:
+    for make in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="Load it where it is used"):
+            make(llm)
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="the model is an empty text"):
+        load("")
 
 
 def fresh(model: Model, prompt: str | Sequence[int], sampling: Sampling, *, max_tokens: int) -> Completion:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,6 +222,8 @@ def _summarize(source: str, out: Path, seconds: float, *, shard: int | None, qui
             f"wrote '{out}': {size / 1e6:,.1f} MB, {bits:.2f} bits per weight "
             f"({count / 1e6:,.1f} million weights), {seconds:.1f} s"
         )
+        if isinstance(measured := package.manifest.get("verification"), dict):
+            note(f"differences from the reference: {_differences(measured)}")
         if left_out := package.manifest.get("mtp_layers"):
             note(_about_heads(left_out, source, out))
         if shard:
@@ -243,6 +246,13 @@ def _summarize(source: str, out: Path, seconds: float, *, shard: int | None, qui
             "mtp_layers": package.manifest.get("mtp_layers", 0),
         }
         click.echo(json.dumps(found, ensure_ascii=False))
+
+
+def _differences(measured: Mapping[str, object]) -> str:
+    """What --verify has measured, in one line; 'embedllm inspect' has all of it."""
+    graphs = {name: found for name, found in measured.items() if isinstance(found, dict)}
+    return "; ".join(f"{name} KL {found['kl_mean']:.3g}, same top token {found['same_top']:.1%}"
+                     for name, found in graphs.items() if "kl_mean" in found)  # fmt: skip
 
 
 def _about_heads(layers: object, source: str, out: Path) -> str:

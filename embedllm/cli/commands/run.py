@@ -23,6 +23,7 @@ from embedllm.cli.tool_turns import mcp_options, opened_tools
 from embedllm.errors import TemplateError
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.options import PromptOptions
+from embedllm.loading.gguf import is_gguf
 from embedllm.model.model import Model
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Picked
@@ -53,14 +54,15 @@ def run(
 ) -> None:
     """Generate a reply to TEXT, by MODEL, as --model has it, or the demo.
 
-    TEXT '-' reads stdin, as does no TEXT when stdin is not a terminal. What is piped in beside a TEXT, or is a file,
-    follows it after an empty line. A model without a chat template completes the text, as with --raw. Ctrl-C stops the
-    reply; its text so far is kept.
+    TEXT '-' reads stdin, as does no TEXT when stdin is not a terminal. Input that is piped in beside TEXT follows it
+    after an empty line. A single argument is MODEL if it is a model's folder or file, else TEXT. A model without a chat
+    template completes the text, as with --raw. Ctrl-C stops the reply; its text so far is kept.
     """
     if len(words) > 2 or (len(words) == 2 and not _may_be_model(words[0])):
         raise click.UsageError(f"found {len(words)} texts, from '{words[0]}' on; put TEXT in quotes.")
-    text = words[-1] if words else None
-    settings = settings.of_model(words[0] if len(words) == 2 else None)
+    has_model = len(words) == 2 or (len(words) == 1 and not settings.is_model_named and _is_model(words[0]))
+    text = words[-1] if len(words) > has_model else None
+    settings = settings.of_model(words[0] if has_model else None)
     if raw and (settings.system is not None or settings.variables is not None or images):
         raise click.UsageError("--system, --var and --image need the chat template; they cannot be used with --raw.")
     if mcp is not None and (raw or as_json or logprobs is not None):
@@ -143,7 +145,12 @@ def _say_logprobs(reply: Completion, llm: Model) -> None:
 
 
 def _may_be_model(word: str) -> bool:
-    return word == "demo" or "/" in word or Path(word).exists()
+    return word == "demo" or "/" in word or is_gguf(word) or Path(word).exists()
+
+
+def _is_model(word: str) -> bool:
+    """Whether it names a model, and could hardly be a text."""
+    return word == "demo" or is_gguf(word) or Path(word).is_dir()
 
 
 def _read(text: str | None) -> str:

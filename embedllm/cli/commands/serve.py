@@ -16,6 +16,7 @@ import click
 
 from embedllm.cli.options import common_options, note
 from embedllm.errors import MissingPart
+from embedllm.hub.name import hub_name
 from embedllm.loading.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -238,6 +239,9 @@ def serve(
                           cache_dir=cache_dir, prefix_cache=prefix_cache, max_sequences=max_sequences,
                           max_waiting=max_waiting)  # fmt: skip
     served = served_models(models or ("demo",), options, adapters=adapters, aliases=aliases, pinned=pinned)
+    for path in [one.path for one in served]:  # else it is only said once the model is asked for
+        if path != "demo" and hub_name(path) is None and not Path(path).exists():
+            raise click.UsageError(f"there is no '{path}'; expected a folder, a GGUF file, or 'org/name' of the hub.")
     pool = ModelPool(served, memory=memory, idle_seconds=idle_unload)
     _log_to_stderr()
     limit_heaps(2)  # models that are unloaded leave less behind

@@ -10,6 +10,18 @@ import pytest
 from embedllm.export.gguf.metadata_files import write_texts
 from embedllm.export.gguf.reader import GgufModel
 from embedllm.export.gguf.tokenizers.vocabulary import CONTROL, NORMAL, USER_DEFINED
+from embedllm.generation.defaults import read_defaults
+from embedllm.sampling.options import Sampling
+
+
+def test_how_tokens_are_drawn_is_what_the_file_says(tmp_path: Path) -> None:
+    metadata: dict[str, object] = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b"],
+        "tokenizer.ggml.token_type": [NORMAL, NORMAL], "tokenizer.ggml.merges": [],
+        "general.sampling.temp": 0.5, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.25,
+    }  # fmt: skip
+    write_texts(GgufModel(path=tmp_path / "m.gguf", files=(), metadata=metadata, tensors={}), tmp_path)
+    assert read_defaults(tmp_path).sampling == Sampling(temperature=0.5, top_k=20, repetition_penalty=1.25)
 
 
 @pytest.mark.parametrize(("marks", "ends"), [
