@@ -1,11 +1,11 @@
-"""Writes the checkpoint of make_checkpoint.py as a GGUF file in Q4_0, for llama.cpp to be measured with.
+"""Writes the checkpoint of make_checkpoint.py as a GGUF file, for llama.cpp to be measured with.
 
     pip install gguf
-    python tests/benchmarks/make_gguf.py /tmp/q06 /tmp/q06-q4_0.gguf
+    python tests/benchmarks/make_gguf.py /tmp/q06 /tmp/q06-q4_0.gguf [--type Q4_1]
 
-Every matrix in Q4_0 (blocks of 32 with a float16 scale, 4.5 bits a weight as in our folders with groups of 32), the
-tied embedding too; norms in float32. Qwen3 shapes only. The tokenizer is a list of as many made-up tokens as the model
-has: token ids are all that a benchmark feeds.
+Every matrix in one type, the tied embedding too: in Q4_0 by default, blocks of 32 with a float16 scale, 4.5 bits a
+weight as in our folders with groups of 32; in Q4_1 each block has a minimum besides. Norms in float32. Qwen3 shapes
+only. The tokenizer is a list of as many made-up tokens as the model has: token ids are all that a benchmark feeds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def floats(tensor: Tensor) -> np.ndarray:
     return (halves.astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
 
 
-def describe(writer: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - of gguf
+def describe(writer: Any, config: dict[str, Any], kind: str) -> None:  # noqa: ANN401 - of gguf
     """The shape, and tokens by number."""
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -56,11 +56,11 @@ def describe(writer: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - of 
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     count = config["vocab_size"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"t{number}" for number in range(count)])
+    writer.add_token_list(["t", "0", "t0", *(f"t{number}" for number in range(3, count))])
     writer.add_token_types([gguf.TokenType.NORMAL] * count)
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(config["eos_token_id"])
@@ -70,15 +70,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--type", default="Q4_0", help="of the matrices: Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0")
     options = parser.parse_args()
     config = json.loads((options.checkpoint / "config.json").read_text())
     if config["model_type"] != "qwen3":
         parser.error(f"{options.checkpoint} is of type {config['model_type']}; expected qwen3.")
     writer = gguf.GGUFWriter(options.out, "qwen3")
-    describe(writer, config)
+    describe(writer, config, options.type)
     for name, tensor in read_header(options.checkpoint / "model.safetensors").tensors.items():
         values = floats(tensor)
-        kind = gguf.GGMLQuantizationType.Q4_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        kind = gguf.GGMLQuantizationType[options.type if values.ndim == 2 else "F32"]
         writer.add_tensor(name_of(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
