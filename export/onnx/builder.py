@@ -212,16 +212,17 @@ class Graph:
         self._initializers[tensor.name] = tensor
         return tensor.name
 
-    def cast(self, value: str, *, like: str = "") -> str:
-        """The value in the type of the activations; of an initializer the runtime folds this when it loads.
+    def cast(self, value: str, *, like: str = "", to: str = "") -> str:
+        """The value in a type, that of the activations if none is said; of an initializer the runtime folds this.
 
         like: an initializer of the value's type; left out, the value is an initializer itself.
         """
-        if self._initializers[like or value].data_type == FLOAT_TYPES[self.activations]:
+        to = to or self.activations
+        if self._initializers[like or value].data_type == FLOAT_TYPES[to]:
             return value
-        name = f"{value}.{self.activations}"
+        name = f"{value}.{to}"
         if not self.has(name):
-            self.node("Cast", [value], [name], name, to=FLOAT_TYPES[self.activations])
+            self.node("Cast", [value], [name], name, to=FLOAT_TYPES[to])
         return name
 
     def default(self, name: str, *values: int) -> None:

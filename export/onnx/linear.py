@@ -265,9 +265,15 @@ class Products:
             graph.node("ReduceSum", [grouped, graph.constant(-1)], [added], added, keepdims=0)
             # ONNX Runtime (1.31, CPU) leaves the shape of no tokens as it is, which an expert often has
             graph.node("Reshape", [added, graph.constant(0, 0, groups)], [sums], sums)
-        stored = graph.cast(graph.stored([f"{part.name}.minimum" for part in parts]))
-        middle = graph.op("Mul", [self.scale(parts), graph.number(packing.middle)], f"{name}.middle")
-        values = graph.op("Add", [stored, middle], f"{name}.middle_values")
+        # in float32: the runtime has no float16 kernels to compute constants by when it loads
+        minimum, scale = (
+            graph.cast(graph.stored([f"{part.name}.{kind}" for part in parts]), to="float32")
+            for kind in ("minimum", "scale")
+        )
+        middle = graph.op("Mul", [scale, graph.single(packing.middle)], f"{name}.middle")
+        values = graph.op("Add", [minimum, middle], f"{name}.middle_values")
+        if graph.activations != "float32":
+            values = graph.op("Cast", [values], f"{name}.middle_values.rounded", to=FLOAT_TYPES[graph.activations])
         transposed = graph.op("Transpose", [values], f"{name}.minimums", perm=[1, 0])
         return graph.op("MatMul", [sums, transposed], f"{name}.minimum_product")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from embedllm.backends.base import Engine, FeedsAll, TakesAdapters
@@ -223,6 +224,18 @@ def test_the_graphs_for_gpus_compute_the_same(folders: dict[str, Path]) -> None:
     expected = ReferenceEngine(package).open().feed_all(TOKENS)
     found = OrtEngine(package, graph, ort.devices()[0]).open().feed_all(TOKENS)
     np.testing.assert_allclose(found, expected, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.fp16.onnx", "model.webgpu.onnx"])
+def test_constants_are_computed_when_a_graph_loads(folders: dict[str, Path], name: str, tmp_path: Path) -> None:
+    """ONNX Runtime has no float16 kernels to do it with: such constants would be computed in every step."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(folders["llama"] / name, options, providers=["CPUExecutionProvider"])
+    graph = onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph
+    constants = {each.name for each in graph.initializer}
+    left = [node.name for node in graph.node if node.input and constants.issuperset(filter(None, node.input))]
+    assert left == []
 
 
 def test_what_has_the_same_input_shares_the_sums_of_its_groups(folders: dict[str, Path]) -> None:
