@@ -64,7 +64,7 @@ function once(library, make) {
  * @returns {Promise<Runtime>}
  */
 async function start(library, inner) {
-  const ort = await import(/* @vite-ignore */ library);
+  const ort = await import(/* webpackIgnore: true */ /* @vite-ignore */ library);
   ort.env.logLevel = "error";
   /** @type {WasmModule} */
   let module = null;
@@ -84,11 +84,12 @@ async function start(library, inner) {
  */
 function loaderAddress(loader, keep) {
   Object.assign(globalThis, { [`embedllm ${loader}`]: keep });
-  const { protocol, origin } = new URL(import.meta.url); // of a module out of a wheel a blob, which has nothing beside it
-  if (protocol !== "blob:" && origin === globalThis.location?.origin) {
-    const beside = new URL("./wasm_loader.js", import.meta.url);
-    beside.search = new URLSearchParams({ loader }).toString(); // the same each time: pages are kept for offline use
-    return beside.href;
+  if (!import.meta.url.startsWith("blob:")) { // as of a module out of a wheel, which has nothing beside it
+    const beside = new URL("./wasm_loader.js?no-inline", import.meta.url); // else Vite makes it a data: URL
+    if (beside.origin === globalThis.location?.origin) {
+      beside.search = new URLSearchParams({ loader }).toString(); // the same each time: pages are kept for offline use
+      return beside.href;
+    }
   }
   // of another origin ONNX Runtime would make a copy, which has no address to find the rest by
   const source = `import load from ${JSON.stringify(loader)};

@@ -33,10 +33,13 @@ function kept(worker) {
 }
 
 function makeWorker() {
-  const { origin, href } = new URL("../worker.js", import.meta.url);
+  const here = import.meta.url; // where Vite puts a bundle; of webpack's the file: address of the source
+  const { protocol, origin } = new URL(here);
+  const isElsewhere = protocol.startsWith("http") && origin !== location.origin;
   // bundlers look for this very line
-  if (origin === location.origin) return new Worker(new URL("../worker.js", import.meta.url), { type: "module" });
+  if (!isElsewhere) return new Worker(new URL("../worker.js", import.meta.url), { type: "module" });
   // a browser starts no worker of another origin, but lets one of this origin import from there
+  const { href } = new URL("../worker.js", here); // by a name, so that bundlers do not copy or inline the file
   const source = new Blob([`import ${JSON.stringify(href)};`], { type: "text/javascript" });
   return new Worker(URL.createObjectURL(source), { type: "module" });
 }

@@ -1,0 +1,118 @@
+"""The npm package in an application: what is in it, its types, and pages that Vite and webpack build with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+import embedllm
+from embedllm.loading.resolve import package_folder
+from tests.web.support.browser import Browser
+from tests.web.support.server import ROOT, WebServer
+from tests.web.support.site import urls
+
+pytestmark = pytest.mark.slow
+
+PACKED_FROM = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends", "export", "bindings_web", "tools")
+PACKED = ("types", "python", "probe", "*.tgz")  # what packing made there before
+POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; worker-src 'self'"  # docs/web.md
+ICON = '<link rel="icon" href="data:,">'
+WEBPACK = """
+import { createRequire } from "node:module";
+const [modules, context] = process.argv.slice(1);
+const webpack = createRequire(`${modules}/of-the-test.js`)("webpack");
+webpack({ mode: "production", context, entry: "./main.js" }, (error, stats) => {
+  console.error(error?.stack ?? stats.toString({ preset: "errors-warnings" }));
+  process.exitCode = error || stats.hasErrors() || stats.hasWarnings() ? 1 : 0;
+});
+"""
+
+
+def run(command: Sequence[object], cwd: Path, **environment: str) -> None:
+    """Carries out a command, which must end well."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env={**os.environ, "NO_COLOR": "1", **environment}, capture_output=True,
+        text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope="session")
+def npm_package(node: str, node_modules: Path, shared_folder: Path) -> Path:
+    """What `npm pack` makes, unpacked. Made of a copy of the sources, since packing writes into them."""
+    folder = shared_folder / "npm package"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            sources = shared_folder / "sources of the npm package"
+            sources.mkdir()
+            ignored = ("__pycache__", "node_modules", "demo")
+            for name in PACKED_FROM:
+                if (ROOT / name).is_dir():
+                    more = PACKED if name == "bindings_web" else ()
+                    ignore = shutil.ignore_patterns(*ignored, *more)
+                    shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=ignore)
+                else:
+                    shutil.copy(ROOT / name, sources)
+            (sources / "bindings_web" / "node_modules").symlink_to(node_modules)
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the `python` that packing runs
+            run([npm(), "pack"], sources / "bindings_web", PATH=path)
+            (archive,) = (sources / "bindings_web").glob("*.tgz")
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+            shutil.rmtree(sources)
+    return folder / "package"
+
+
+def npm() -> str:
+    path = shutil.which("npm")
+    if path is None:
+        pytest.skip("npm is not here; it comes with Node.js")
+    return path
+
+
+@pytest.fixture
+def application(npm_package: Path, tmp_path: Path) -> Path:
+    """A folder in which the package is installed."""
+    shutil.copytree(npm_package, tmp_path / "node_modules" / "embedllm-web")
+    (tmp_path / "package.json").write_text('{"type": "module", "private": true}', encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("bundler", ["vite", "webpack"])
+def test_a_page_that_a_bundler_built_gets_a_reply(
+    bundler: str, application: Path, browser: Browser, web_server: WebServer, node: str, node_modules: Path
+) -> None:
+    """The example of the package's README; under the strict policy of docs/web.md, which no blob nor data: passes."""
+    text = (application / "node_modules" / "embedllm-web" / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```js\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert '{ engine: "javascript" }' in example
+    options = {"engine": "javascript", "device": "wasm", "urls": urls(web_server)}
+    main = example.replace('{ engine: "javascript" }', json.dumps(options))
+    (application / "main.js").write_text(main + "document.body.id = 'answered';\n", encoding="utf-8")
+    (application / "index.html").write_text(
+        f'<!doctype html>{ICON}<title>built</title><body></body><script type="module" src="main.js"></script>',
+        encoding="utf-8",
+    )
+    if bundler == "vite":
+        run([node, node_modules / "vite" / "bin" / "vite.js", "build"], application)
+    else:
+        run([node, "--input-type=module", "-e", WEBPACK, node_modules, application], application)
+        shutil.copy(application / "index.html", application / "dist")
+    web_server.serve("/models/demo", package_folder("demo"))
+    web_server.headers("/", {"Content-Security-Policy": POLICY})
+    page = browser.context().page(web_server.serve("/", application / "dist") + "/")
+    page.wait_for("#answered", patience_s=60)  # errors are said by the fixture of the browser
+    with embedllm.load("demo", device="cpu") as llm:
+        expected = llm.generate([{"role": "user", "content": "list files by size"}])
+    assert page.text("body").split() == expected.text.split()
