@@ -27,7 +27,7 @@ export function start({ worker }, onLost) {
 function kept(worker) {
   return {
     postMessage: (message) => worker.postMessage(message),
-    addEventListener: (kind, listener) => worker.addEventListener(kind, listener),
+    addEventListener: (kind, listener, options) => worker.addEventListener(kind, listener, options),
     start: () => worker.start?.(),
   };
 }

@@ -37,13 +37,15 @@ export class Link {
         : "Check that worker.js and what it imports can be fetched, and that the page's policy allows it (worker-src).";
       this.#lose(lostError(`the worker of the model ${how}. ${remedy}`));
     });
-    port.addEventListener("message", (/** @type {MessageEvent<ToPage>} */ { data }) => this.#take(data));
-    port.addEventListener("messageerror", () => died("sent what cannot be read"));
-    port.addEventListener("error", (/** @type {ErrorEvent} */ event) => {
+    /** @param {string} kind @param {(event: any) => void} listener */
+    const listen = (kind, listener) => port.addEventListener(kind, listener, { signal: this.#closing.signal });
+    listen("message", (/** @type {MessageEvent<ToPage>} */ { data }) => this.#take(data));
+    listen("messageerror", () => died("sent what cannot be read"));
+    listen("error", (/** @type {ErrorEvent} */ event) => {
       event.preventDefault?.(); // told to whoever waits
       died(event.message ? `failed: ${event.message}` : this.#hasHeard ? "is gone" : "cannot be started");
     });
-    port.addEventListener("close", () => died("is gone"));
+    listen("close", () => died("is gone"));
     port.start?.();
   }
 

@@ -80,7 +80,8 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  * Either end of what they go through: a Worker, the inside of one, a MessagePort.
  *
  * @typedef {{postMessage: (message: any) => void,
- *   addEventListener: (kind: any, listener: (event: any) => void) => void, start?: () => void, terminate?: () => void, close?: () => void}} Port
+ *   addEventListener: (kind: any, listener: (event: any) => void, options?: {signal?: AbortSignal}) => void,
+ *   start?: () => void, terminate?: () => void, close?: () => void}} Port
  */
 
 /**

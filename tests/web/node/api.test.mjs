@@ -1,7 +1,7 @@
 // The API of a page over a worker behind a MessageChannel: replies, turns, cancelling, losses.
 
 import assert from "node:assert/strict";
-import { setMaxListeners } from "node:events";
+import { getEventListeners, setMaxListeners } from "node:events";
 import test, { after } from "node:test";
 
 import { EmbedLLM } from "../../../bindings_web/src/index.js";
@@ -237,4 +237,11 @@ test("the cache and the devices are asked of a worker of their own", async () =>
   assert.deepEqual(removed, ["https://m.test/x"]);
   assert.deepEqual(await EmbedLLM.cache.usage({ worker: make }), { models: 1 });
   assert.equal((await EmbedLLM.devices({ worker: make }))[0].name, "webgpu");
+});
+
+test("questions leave no listener on a page's own worker", async () => {
+  const { make } = workers(madeBridge(), { list: async () => [] });
+  const worker = make();
+  for (let time = 0; time < 3; time++) await EmbedLLM.cache.list({ worker });
+  assert.deepEqual(["message", "messageerror", "error"].map((kind) => getEventListeners(worker, kind).length), [0, 0, 0]);
 });
