@@ -15,7 +15,7 @@ from tests.web.support.browser import Browser
 from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
-from tests.web.support.server import WebServer
+from tests.web.support.server import ROOT, WebServer
 
 pytestmark = pytest.mark.browser
 
@@ -292,3 +292,21 @@ def test_a_strict_policy_lets_all_through(
     asked = "return (await llm.generate([{ role: 'user', content: 'x' }], { stop_tokens: [], max_tokens: 5 })).tokens;"
     assert len(run(page, asked)) == 5
     assert [line for line in page.console if "Content Security Policy" in line and "data:," not in line] == []
+
+
+def test_workers_of_a_library_on_another_origin_leave_no_blob(
+    page: Page, web_server: WebServer, places: dict[str, str]
+) -> None:
+    asked = """
+    const addresses = new Set();
+    const [create, revoke] = [URL.createObjectURL, URL.revokeObjectURL];
+    URL.createObjectURL = (blob) => { const made = create(blob); addresses.add(made); return made; };
+    URL.revokeObjectURL = (address) => { addresses.delete(address); revoke(address); };
+    const { EmbedLLM } = await import(argument.library);
+    const listed = await EmbedLLM.cache.list({ urls: argument.urls });
+    return { listed, left: addresses.size };
+    """
+    roots = {"/src": ROOT / "bindings_web" / "src"}
+    with WebServer(roots, cors=True) as elsewhere:
+        found = run(page, asked, {"library": f"{elsewhere.url}/src/index.js", "urls": places})
+    assert found == {"listed": [], "left": 0}

@@ -41,5 +41,8 @@ function makeWorker() {
   // a browser starts no worker of another origin, but lets one of this origin import from there
   const { href } = new URL("../worker.js", here); // by a name, so that bundlers do not copy or inline the file
   const source = new Blob([`import ${JSON.stringify(href)};`], { type: "text/javascript" });
-  return new Worker(URL.createObjectURL(source), { type: "module" });
+  const address = URL.createObjectURL(source);
+  const worker = new Worker(address, { type: "module" });
+  for (const kind of ["message", "error"]) worker.addEventListener(kind, () => URL.revokeObjectURL(address), { once: true });
+  return worker;
 }
