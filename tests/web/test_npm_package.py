@@ -24,7 +24,7 @@ from tests.web.support.site import urls
 pytestmark = pytest.mark.slow
 
 PACKED_FROM = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends", "export", "bindings_web", "tools")
-PACKED = ("types", "python", "probe", "*.tgz")  # what packing made there before
+PACKED = ("types", "python", "probe", "LICENSE", "*.tgz")  # what packing made there before
 POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; worker-src 'self'"  # docs/web.md
 ICON = '<link rel="icon" href="data:,">'
 WEBPACK = """
@@ -86,6 +86,14 @@ def application(npm_package: Path, tmp_path: Path) -> Path:
     shutil.copytree(npm_package, tmp_path / "node_modules" / "embedllm-web")
     (tmp_path / "package.json").write_text('{"type": "module", "private": true}', encoding="utf-8")
     return tmp_path
+
+
+def test_the_package_has_all_that_it_names(npm_package: Path) -> None:
+    files = {file.relative_to(npm_package).as_posix() for file in npm_package.rglob("*") if file.is_file()}
+    assert {"LICENSE", "README.md", "package.json", "src/index.js", "src/worker.js", "types/index.d.ts"} <= files
+    assert (npm_package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    folders = {name.partition("/")[0] for name in files if "/" in name}
+    assert folders == set(json.loads((npm_package / "package.json").read_text(encoding="utf-8"))["files"])
 
 
 @pytest.mark.browser
