@@ -34,8 +34,7 @@ function kept(worker) {
 
 function makeWorker() {
   const here = import.meta.url; // where Vite puts a bundle; of webpack's the file: address of the source
-  const { protocol, origin } = new URL(here);
-  const isElsewhere = protocol.startsWith("http") && origin !== location.origin;
+  const isElsewhere = here.startsWith("http") && new URL(here).origin !== location.origin;
   // bundlers look for this very line
   if (!isElsewhere) return new Worker(new URL("../worker.js", import.meta.url), { type: "module" });
   // a browser starts no worker of another origin, but lets one of this origin import from there
