@@ -12,13 +12,30 @@ import { messagesOf, replyOf } from "./page/options.js";
 import { start } from "./page/create_worker.js";
 
 export * from "./errors.js";
+export { Conversation };
 
 /**
- * @import { Answer } from "./page/completion.js"
- * @import { About, Chunk, EngineName, Load, Message, Progress, Reply } from "./worker/protocol.js"
- * @import { ConversationOptions } from "./page/conversation.js"
- * @import { ReplyOptions } from "./page/options.js"
+ * @import { About, EngineName, Load, Reply } from "./worker/protocol.js"
  * @import { Placed } from "./page/create_worker.js"
+ */
+
+/**
+ * What an application names in its own types; the package has no other entry to import them from.
+ *
+ * @typedef {import("./page/completion.js").Answer} Answer
+ * @typedef {import("./worker/protocol.js").Chunk} Chunk
+ * @typedef {import("./page/openai.js").Completion} Completion
+ * @typedef {import("./page/openai.js").CompletionChunk} CompletionChunk
+ * @typedef {import("./page/openai.js").CompletionRequest} CompletionRequest
+ * @typedef {import("./page/conversation.js").ConversationOptions} ConversationOptions
+ * @typedef {import("./engine/engine.js").Device} Device
+ * @typedef {import("./worker/protocol.js").Message} Message
+ * @typedef {import("./worker/protocol.js").Progress} Progress
+ * @typedef {import("./page/options.js").Prompt} Prompt
+ * @typedef {import("./page/options.js").ReplyOptions} ReplyOptions
+ * @typedef {import("./page/conversation.js").Saved} Saved
+ * @typedef {import("./worker/protocol.js").Statistics} Statistics
+ * @typedef {import("./libraries.js").Urls} Urls
  */
 
 /**
@@ -61,7 +78,7 @@ export class EmbedLLM {
   constructor(load, options) {
     this.#load = load;
     this.#options = options;
-    /** @param {Message[]} messages @param {ReplyOptions} [options] */
+    /** @param {readonly Message[]} messages @param {ReplyOptions} [options] */
     const chat = (messages, options) => this.#chat(messages, options);
     const completions = new Completions({ name: () => this.name, chat });
     /**
@@ -123,7 +140,7 @@ export class EmbedLLM {
     return this.#about.canChat;
   }
 
-  /** Whether messages may have images: with a vision-language model and the engine "javascript". */
+  /** Whether messages may have images: the model is a vision-language model whose encoder runs in a page. */
   get takesImages() {
     return this.#about.takesImages;
   }
@@ -131,7 +148,7 @@ export class EmbedLLM {
   /**
    * The continuation of a prompt, whole: of a text as it stands, of messages through the chat template, or of token ids.
    *
-   * @param {string | number[] | Message[]} prompt
+   * @param {Prompt} prompt
    * @param {ReplyOptions} [options]
    * @returns {Promise<Answer>}
    */
@@ -139,7 +156,7 @@ export class EmbedLLM {
     return collected(this.stream(prompt, options));
   }
 
-  /** As generate(), chunk by chunk. @param {string | number[] | Message[]} prompt @param {ReplyOptions} [options] */
+  /** As generate(), chunk by chunk. @param {Prompt} prompt @param {ReplyOptions} [options] */
   async *stream(prompt, options = {}) {
     yield* this.#stream(replyOf(hasImages(prompt) ? await portable(prompt) : prompt, options, null), options.signal);
   }
@@ -168,7 +185,7 @@ export class EmbedLLM {
     this.#end(new RangeError("this model was closed"));
   }
 
-  /** @param {Message[]} messages @param {ReplyOptions} [options] */
+  /** @param {readonly Message[]} messages @param {ReplyOptions} [options] */
   async *#chat(messages, options = {}) {
     yield* this.stream(messagesOf(messages), options);
   }

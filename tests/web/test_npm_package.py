@@ -27,6 +27,49 @@ PACKED_FROM = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends",
 PACKED = ("types", "python", "probe", "LICENSE", "*.tgz")  # what packing made there before
 POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; worker-src 'self'"  # docs/web.md
 ICON = '<link rel="icon" href="data:,">'
+TYPESCRIPT = """
+import { ContextFull, Conversation, EmbedLLM, EmbedError } from "embedllm-web";
+import type {
+  Answer, Chunk, Completion, CompletionChunk, CompletionRequest, ConversationOptions, Device, LoadOptions, Message,
+  Progress, Prompt, ReplyOptions, Saved, Statistics, Urls,
+} from "embedllm-web";
+
+interface Turn { role: "user" | "assistant"; content: string }
+const turns: Turn[] = [{ role: "user", content: "a" }];
+const constant = [{ role: "user", content: "a" }] as const;
+const messages: Message[] = [...turns, { role: "tool", content: [{ type: "text", text: "a" }], tool_call_id: "1" }];
+const urls: Urls = { probe: "probe/" };
+const progress: Progress[] = [];
+const load: LoadOptions = { engine: "javascript", urls, onProgress: (one) => progress.push(one) };
+const llm: EmbedLLM = await EmbedLLM.load("models/demo/", load);
+const device: Device = llm.device;
+const options: ReplyOptions = { temperature: 0, tools: constant, max_tokens: 3 };
+const chunks: Chunk[] = [];
+for (const prompt of ["a", [1, 2], new Uint32Array([1, 2]), turns, constant, messages] satisfies Prompt[]) {
+  const answer: Answer = await llm.generate(prompt, options);
+  const { tokens }: Statistics = answer.statistics;
+  for await (const chunk of llm.stream(prompt)) chunks.push(chunk);
+}
+for await (const { text } of llm.chat(turns, options)) console.log(text.length);
+const begun: ConversationOptions = { system: "a", messages: turns };
+const talk: Conversation = llm.conversation(begun);
+for await (const { text } of talk.say(turns[0])) console.log(text.length);
+const saved: Saved = talk.save();
+const request: CompletionRequest = { messages: turns };
+const whole: Completion = await llm.chat.completions.create({ messages });
+const pieces: AsyncIterable<CompletionChunk> = await llm.chat.completions.create({ ...request, stream: true });
+const either = await llm.chat.completions.create({ ...request, stream: chunks.length > 1 });
+console.log("choices" in either ? either.choices[0].message.content : either[Symbol.asyncIterator], whole, pieces);
+console.log(device.name, (await EmbedLLM.cache.list())[0].url, ContextFull.prototype instanceof EmbedError, saved.id);
+// @ts-expect-error: there is no such engine
+await EmbedLLM.load("models/demo/", { engine: "rust" });
+// @ts-expect-error: there is no such option
+await llm.generate("a", { temprature: 1 });
+// @ts-expect-error: a message has a role
+await llm.generate([{ content: "a" }]);
+// @ts-expect-error: messages are a list
+llm.chat("a");
+"""
 WEBPACK = """
 import { createRequire } from "node:module";
 const [modules, context] = process.argv.slice(1);
@@ -94,6 +137,16 @@ def test_the_package_has_all_that_it_names(npm_package: Path) -> None:
     assert (npm_package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     folders = {name.partition("/")[0] for name in files if "/" in name}
     assert folders == set(json.loads((npm_package / "package.json").read_text(encoding="utf-8"))["files"])
+
+
+def test_the_types_know_right_from_wrong(application: Path, node: str, node_modules: Path) -> None:
+    """As an application compiles them: the libraries are installed beside them, and declarations are checked too."""
+    for library in node_modules.iterdir():
+        (application / "node_modules" / library.name).symlink_to(library)
+    (application / "use.ts").write_text(TYPESCRIPT, encoding="utf-8")
+    options = ["--noEmit", "--strict", "--target", "es2022", "--lib", "es2022,dom", "--module", "esnext",
+               "--moduleResolution", "bundler", "--types", ""]  # fmt: skip
+    run([node, node_modules / "typescript" / "bin" / "tsc", *options, "use.ts"], application)
 
 
 @pytest.mark.browser

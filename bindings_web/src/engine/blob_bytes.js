@@ -2,7 +2,7 @@
 
 import { openForReading } from "../storage/opfs.js";
 
-/** Files that are open while a session is made. @type {Map<Blob, FileSystemSyncAccessHandle>} */
+/** Files that are open while a session is made. @type {Map<Blob, import("../storage/opfs.js").OpenFile>} */
 const opened = new Map();
 
 /**

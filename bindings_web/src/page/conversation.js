@@ -4,21 +4,21 @@ import { hasImages, portable } from "../images/parts.js";
 import { replyOf, messagesOf } from "./options.js";
 
 /**
- * @import { Chunk, Message, Params, Reply } from "../worker/protocol.js"
+ * @import { Chunk, Message, Params, Plain, Reply } from "../worker/protocol.js"
  * @import { ReplyOptions } from "./options.js"
  */
 
 /**
  * What a conversation begins with. messages: its history, as save() gave it.
  *
- * @typedef {{id?: string, system?: string | null, messages?: Message[], tools?: Record<string, unknown>[],
- *   variables?: Record<string, unknown>}} ConversationOptions
+ * @typedef {{id?: string, system?: string | null, messages?: readonly Message[], tools?: readonly Plain[],
+ *   variables?: Plain}} ConversationOptions
  */
 
 /**
  * A conversation as plain data, which JSON can hold.
  *
- * @typedef {{id: string, messages: Message[], tools?: Record<string, unknown>[], variables?: Record<string, unknown>}} Saved
+ * @typedef {{id: string, messages: Message[], tools?: readonly Plain[], variables?: Plain}} Saved
  */
 
 /**

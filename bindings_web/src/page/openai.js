@@ -3,13 +3,13 @@
 import { isImagePart } from "../images/parts.js";
 
 /**
- * @import { Chunk, Message, Statistics } from "../worker/protocol.js"
+ * @import { Chunk, Message, Plain, Statistics } from "../worker/protocol.js"
  * @import { ReplyOptions } from "./options.js"
  */
 
 /**
  * @typedef {object} CompletionRequest
- * @property {Message[]} messages contents: texts, or parts of the types "text" and "image_url"
+ * @property {readonly Message[]} messages contents: texts, or parts of the types "text" and "image_url"
  * @property {boolean | null} [stream]
  * @property {{include_usage?: boolean} | null} [stream_options]
  * @property {string} [model] any; it is the one that is loaded
@@ -23,12 +23,12 @@ import { isImagePart } from "../images/parts.js";
  * @property {number | null} [frequency_penalty]
  * @property {Record<string, number> | null} [logit_bias]
  * @property {number | null} [seed]
- * @property {Record<string, unknown> | null} [response_format]
+ * @property {Plain | null} [response_format]
  * @property {number} [top_k] this and what follows is not OpenAI's
  * @property {number} [min_p]
  * @property {number} [typical_p]
  * @property {number} [repetition_penalty]
- * @property {Record<string, unknown>} [variables]
+ * @property {Plain} [variables]
  */
 
 /**
@@ -59,7 +59,7 @@ const REFUSED = {
 export class Completions {
   #model;
 
-  /** @param {{name: () => string, chat: (messages: Message[], options?: ReplyOptions) => AsyncIterable<Chunk>}} model */
+  /** @param {{name: () => string, chat: (messages: readonly Message[], options?: ReplyOptions) => AsyncIterable<Chunk>}} model */
   constructor(model) {
     this.#model = model;
   }
@@ -77,6 +77,12 @@ export class Completions {
    * @param {CompletionRequest & {stream?: false | null}} request
    * @param {{signal?: AbortSignal}} [options]
    * @returns {Promise<Completion>}
+   */
+  /**
+   * @overload
+   * @param {CompletionRequest} request
+   * @param {{signal?: AbortSignal}} [options]
+   * @returns {Promise<Completion | AsyncGenerator<CompletionChunk, void, void>>}
    */
   /**
    * @param {CompletionRequest} request
@@ -100,7 +106,7 @@ export class Completions {
   }
 }
 
-/** @param {CompletionRequest} request @returns {{messages: Message[], options: ReplyOptions}} */
+/** @param {CompletionRequest} request @returns {{messages: readonly Message[], options: ReplyOptions}} */
 function translated(request) {
   /** @type {Record<string, any>} */
   const given = Object.fromEntries(Object.entries(request).filter(([, value]) => value !== null && value !== undefined));

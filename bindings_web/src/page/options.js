@@ -1,6 +1,12 @@
 // What a reply may be asked for: every option by its name, and a request that can be posted to the worker.
 
-/** @import { Message, Reply } from "../worker/protocol.js" */
+/** @import { Message, Plain, Reply } from "../worker/protocol.js" */
+
+/**
+ * A text, which is continued as it stands; messages, which go through the chat template; or token ids.
+ *
+ * @typedef {string | readonly Message[] | readonly number[] | Uint32Array | Int32Array} Prompt
+ */
 
 /**
  * How to choose tokens, when to end, and what goes to the chat template. What is not given is the model's own default.
@@ -21,11 +27,11 @@
  * @property {number[]} [stop_tokens] in place of the model's own
  * @property {number} [logprobs] how many of the most probable tokens to report for each step
  * @property {boolean} [special] write special tokens, such as the marks of a tool call, into the text
- * @property {Record<string, unknown>[]} [tools] JSON schemas, for the chat template
- * @property {Record<string, unknown>[]} [documents] each with a "text", for templates that know them
- * @property {Record<string, unknown>} [variables] for the chat template, such as {enable_thinking: false}
+ * @property {readonly Plain[]} [tools] JSON schemas, for the chat template
+ * @property {readonly Plain[]} [documents] each with a "text", for templates that know them
+ * @property {Plain} [variables] for the chat template, such as {enable_thinking: false}
  * @property {boolean} [continue_final_message] leave the last message open, so that the model goes on with it
- * @property {Record<string, unknown>} [response_format] of OpenAI's shape: what the reply has to be
+ * @property {Plain} [response_format] of OpenAI's shape: what the reply has to be
  * @property {AbortSignal} [signal] ends the reply: at once while it waits, else at its next step
  */
 

@@ -30,6 +30,13 @@
  * @property {(key: string) => Promise<void>} erase
  */
 
+/**
+ * A file that is open: of FileSystemSyncAccessHandle what is used, as TypeScript has that name for workers only.
+ * @typedef {object} OpenFile
+ * @property {(into: Uint8Array<ArrayBuffer>, options: {at: number}) => number} read
+ * @property {() => void} close
+ */
+
 /** How the stored files that were given out can be opened. @type {WeakMap<Blob, FileSystemFileHandle>} */
 const handles = new WeakMap();
 
@@ -39,7 +46,7 @@ const handles = new WeakMap();
  * Until it is closed the file cannot be removed, and where a browser has no such mode (Firefox, Safari) nobody else can
  * open it so.
  * @param {Blob} file  as a place gave it
- * @returns {Promise<FileSystemSyncAccessHandle | null>}
+ * @returns {Promise<OpenFile | null>}
  */
 export async function openForReading(file) {
   const handle = /** @type {any} */ (handles.get(file)); // the mode is not in TypeScript's declarations yet

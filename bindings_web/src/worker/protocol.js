@@ -33,17 +33,18 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  *   stopped_by: string | number | null, statistics: Statistics}} Chunk
  */
 
-/** @typedef {Record<string, unknown> & {role: string}} Message */
+/** Plain data; `any` since TypeScript takes no interface for a Record<string, unknown>. @typedef {Record<string, any>} Plain */
+/** @typedef {Plain & {role: string}} Message */
 
 /**
  * One reply to make, checked by options.js. prompt: text, which is continued as it stands; messages, which go through
  * the chat template; or token ids. conversation: whose KV cache is used; null: the one that all others share.
  *
- * @typedef {{prompt: string | number[] | Message[], sampling: Record<string, unknown>, max_tokens: number | null,
+ * @typedef {{prompt: string | number[] | readonly Message[], sampling: Record<string, unknown>, max_tokens: number | null,
  *   stop: string[], stop_tokens: number[] | null, logprobs: number, special: boolean,
- *   tools: Record<string, unknown>[] | null, documents: Record<string, unknown>[] | null,
- *   variables: Record<string, unknown>, continue_final_message: boolean,
- *   response_format: Record<string, unknown> | null, conversation: number | null}} Reply
+ *   tools: readonly Plain[] | null, documents: readonly Plain[] | null,
+ *   variables: Plain, continue_final_message: boolean,
+ *   response_format: Plain | null, conversation: number | null}} Reply
  */
 
 /** @typedef {"python" | "javascript"} EngineName */

@@ -40,7 +40,7 @@ export function setImages(urls) {
 
 /** What the buttons say from now on. @param {{name: string, takesImages: boolean} | null} llm */
 export function fitImages(llm) {
-  refusal = !llm || llm.takesImages ? "" : `${llm.name} takes no images here. Load a model that sees, with the engine “javascript”.`;
+  refusal = !llm || llm.takesImages ? "" : `${llm.name} takes no images here. Load a model that sees.`;
   note("");
 }
 
