@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from embedllm.loading.resolve import package_folder
 from tests.web.support.browser import Browser
 from tests.web.support.server import ROOT, WebServer
 from tests.web.support.site import urls
+from tests.web.test_page import POLICY
 
 pytestmark = pytest.mark.slow
 
 PACKED_FROM = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends", "export", "bindings_web", "tools")
+IGNORED = ("__pycache__", "node_modules", "demo")
 PACKED = ("types", "python", "probe", "LICENSE", "*.tgz")  # what packing made there before
-POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; worker-src 'self'"  # docs/web.md
 ICON = '<link rel="icon" href="data:,">'
 TYPESCRIPT = """
 import { ContextFull, Conversation, EmbedLLM, EmbedError } from "embedllm-web";
@@ -96,24 +98,26 @@ def npm_package(node: str, node_modules: Path, shared_folder: Path) -> Path:
     folder = shared_folder / "npm package"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            sources = shared_folder / "sources of the npm package"
-            sources.mkdir()
-            ignored = ("__pycache__", "node_modules", "demo")
-            for name in PACKED_FROM:
-                if (ROOT / name).is_dir():
-                    more = PACKED if name == "bindings_web" else ()
-                    ignore = shutil.ignore_patterns(*ignored, *more)
-                    shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=ignore)
-                else:
-                    shutil.copy(ROOT / name, sources)
-            (sources / "bindings_web" / "node_modules").symlink_to(node_modules)
-            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the `python` that packing runs
-            run([npm(), "pack"], sources / "bindings_web", PATH=path)
-            (archive,) = (sources / "bindings_web").glob("*.tgz")
-            with tarfile.open(archive) as packed:
-                packed.extractall(folder, filter="data")
-            shutil.rmtree(sources)
+            with tempfile.TemporaryDirectory() as work:
+                sources = copied(Path(work)) / "bindings_web"
+                (sources / "node_modules").symlink_to(node_modules)
+                path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the `python` that it runs
+                run([npm(), "pack"], sources, PATH=path)
+                (archive,) = sources.glob("*.tgz")
+                with tarfile.open(archive) as packed:
+                    packed.extractall(folder, filter="data")
     return folder / "package"
+
+
+def copied(target: Path) -> Path:
+    """Copies the sources that packing reads, without what it made there before."""
+    for name in PACKED_FROM:
+        if (ROOT / name).is_dir():
+            ignore = shutil.ignore_patterns(*IGNORED, *(PACKED if name == "bindings_web" else ()))
+            shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, target)
+    return target
 
 
 def npm() -> str:
@@ -171,7 +175,7 @@ def test_a_page_that_a_bundler_built_gets_a_reply(
         run([node, "--input-type=module", "-e", WEBPACK, node_modules, application], application)
         shutil.copy(application / "index.html", application / "dist")
     web_server.serve("/models/demo", package_folder("demo"))
-    web_server.headers("/", {"Content-Security-Policy": POLICY})
+    web_server.headers("/", POLICY)
     page = browser.context().page(web_server.serve("/", application / "dist") + "/")
     page.wait_for("#answered", patience_s=60)  # errors are said by the fixture of the browser
     with embedllm.load("demo", device="cpu") as llm:
