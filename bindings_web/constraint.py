@@ -47,6 +47,3 @@ class WebConstraint:
 
     def note(self, token: int) -> None:
         call(self._matcher.note, token)
-
-    def forced(self) -> tuple[int, ...]:
-        return ()  # JavaScript's grammar does not tell

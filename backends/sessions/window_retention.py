@@ -27,7 +27,7 @@ Rows = tuple[int, int]  # the first, and the one behind the last
 
 
 class WindowedKvRetention:
-    """The rows of one sequence that are kept. Other threads may read it while its own changes it."""
+    """The rows of one sequence that are kept."""
 
     def __init__(self, windows: Mapping[str, int]) -> None:
         """windows: by the name of what is held in a layer; what has no window is not in there."""

@@ -7,7 +7,6 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from embedllm.types import Logits
@@ -42,12 +41,5 @@ class Constraint(Protocol):
         """Takes the token that is now part of the reply, a stop token too.
 
         Raises ValueError for a token that `allowed` forbids.
-        """
-        ...
-
-    def forced(self) -> Sequence[int]:
-        """The tokens that have to come next, the first one first; none where there is a choice, or it is not known.
-
-        They may be fed together, each passed to `note`, without asking `allowed`.
         """
         ...

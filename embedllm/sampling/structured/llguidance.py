@@ -10,7 +10,6 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -104,15 +103,6 @@ class GrammarConstraint:
         elif self._is_ended or not 0 <= token < self._end or not self._matcher.consume_token(token):
             raise ValueError(f"token {token} is not allowed by the grammar here. {_first_line(self._matcher)}".rstrip())
 
-    def forced(self) -> Sequence[int]:
-        """The tokens that the reply must go on with, as the tokenizer cuts them; none where there is a choice."""
-        if self._is_ended:
-            return ()
-        tokens = self._matcher.compute_ff_tokens()
-        tokens = tokens[: self._matcher.validate_tokens(tokens)]
-        stop = next((at for at, token in enumerate(tokens) if token in self._stop_tokens or token >= self._end), None)
-        return tuple(tokens[:stop])
-
     def _others(self) -> bytearray:
         """A bit for each token that may come, stop tokens aside."""
         if self._bits is None:
@@ -141,7 +131,7 @@ class _TokenizerWrapper:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of what the grammar forces, for masks and forced()."""
+        """The tokens of what the grammar forces, which masks are made by."""
         tokens = self._tokenizer.encode(text, special=False)
         spelled = text.encode()
         return tokens if b"".join(self.tokens[token] for token in tokens) == spelled else self._longest(spelled)

@@ -219,28 +219,6 @@ def test_a_stop_token_past_the_tokenizer_is_allowed_where_the_reply_is_whole() -
     assert constraint.allowed(NumpyLogits(np.zeros(330, np.float32))).top(1).tokens == [320]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_forced_tokens_are_what_the_grammar_demands(kind: str) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"true": {"const": 5}},
-        "required": ["true"],
-        "additionalProperties": False,
-    }
-    constraint = grammars(kind).constraint(source(as_format(schema)), frozenset({END}))
-    tokens = constraint.forced()
-    text = b"".join(tokenizer(kind).token_bytes()[token] for token in tokens)
-    assert len(tokens) > 1
-    assert b'{"true":5}'.startswith(text)
-    for token in tokens:
-        assert constraint.allowed(NumpyLogits(np.zeros(400, np.float32))).values([token]) == [0]
-        constraint.note(token)
-
-
-def test_where_there_is_a_choice_nothing_is_forced() -> None:
-    assert tuple(grammars("byte level").constraint(source(["yes", "no"]), frozenset()).forced()) == ()
-
-
 def test_a_token_that_is_not_allowed_is_an_error_when_it_is_noted() -> None:
     constraint = grammars("byte level").constraint(source(["yes"]), frozenset({END}))
     for token in (END, 9999, -1, tokenizer("byte level").token_id("q") or 0):
@@ -257,7 +235,7 @@ def test_replies_do_not_disturb_each_other() -> None:
     other.note(token)
     with pytest.raises(ValueError, match="not allowed"):
         one.note(token)
-    assert other.forced()
+    assert not other.is_done
 
 
 CHAIN: Schema = {"$ref": "#/$defs/0", "$defs": {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(5000)}}
