@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -312,9 +312,6 @@ class Calling:
         return logits
 
     def note(self, token: int) -> None: ...
-
-    def forced(self) -> Sequence[int]:
-        return ()
 
 
 @pytest.mark.parametrize("kind", [FakeEngine, FakeBatchEngine])

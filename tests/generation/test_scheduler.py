@@ -563,9 +563,6 @@ class NotedMasks:
     def note(self, token: int) -> None:
         self.is_ready = False
 
-    def forced(self) -> Sequence[int]:
-        return ()
-
 
 def test_masks_are_computed_between_the_launch_of_a_step_and_the_first_look_at_its_logits() -> None:
     events: list[str] = []

@@ -69,9 +69,6 @@ class Automaton:
         if token != END:
             self.state = self.states[self.state][token]
 
-    def forced(self) -> tuple[int, ...]:
-        return ()
-
 
 def date() -> Automaton:
     return Automaton(_DATE_STATES, whole=6)
