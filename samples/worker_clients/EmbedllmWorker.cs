@@ -6,6 +6,7 @@ using System.Collections;
 using System.Collections.Generic;
 using System.Diagnostics;
 using System.Globalization;
+using System.IO;
 using System.Linq;
 using System.Text;
 using System.Threading;
@@ -33,11 +34,13 @@ namespace Embedllm
     {
         private const int KeptLines = 20; // of the worker's stderr, to tell why it ended
         private readonly Process process;
+        private readonly StreamWriter input; // of its stdin
         private readonly Dictionary<long, Waiting> waiting = new Dictionary<long, Waiting>(); // its own lock
         private readonly object writing = new object();
         private readonly Queue<string> errors = new Queue<string>();
         private readonly Thread reader;
         private long lastId;
+        private string trouble; // why the worker was ended here
         private string gone; // why, once it is
 
         /// <param name="program">Default: embedllm.</param>
@@ -54,13 +57,17 @@ namespace Embedllm
             foreach (var pair in environment ?? new Dictionary<string, string>())
                 start.EnvironmentVariables[pair.Key] = pair.Value;
             process = Process.Start(start);
+            input = process.StandardInput;
             process.ErrorDataReceived += (_, line) => Keep(line.Data);
             process.BeginErrorReadLine();
             reader = new Thread(Listen) { IsBackground = true };
             reader.Start();
         }
 
-        /// <summary>Told of what loads, and of devices that were chosen; in a thread of the client's.</summary>
+        /// <summary>
+        /// Told of what loads, and of devices that were chosen; in a thread of the client's. What it throws fails the
+        /// request that runs, but not from an async lambda: that is "async void", whose exceptions end the process.
+        /// </summary>
         public Action<Progress> OnProgress { get; set; }
         public Action<Log> OnLog { get; set; }
 
@@ -111,46 +118,99 @@ namespace Embedllm
             Action<Chunk> onChunk = null, CancellationToken cancellation = default(CancellationToken))
         {
             var asked = new Waiting { OnChunk = onChunk };
-            long id;
+            var id = Interlocked.Increment(ref lastId);
+            var line = Line(new Dictionary<string, object>
+                { { "id", id }, { "method", method }, { "params", parameters } }); // may throw, and nobody waits then
             lock (waiting)
             {
                 if (gone != null) throw new WorkerException(gone);
-                id = ++lastId;
                 waiting[id] = asked;
             }
-            Write(new Dictionary<string, object> { { "id", id }, { "method", method }, { "params", parameters } });
+            Write(line);
             var registration = cancellation.Register(() => Cancel(id));
             asked.Done.Task.ContinueWith(_ => registration.Dispose(), TaskScheduler.Default);
             return asked.Done.Task;
         }
 
-        /// <summary>Ends the worker; requests that are not answered are cancelled.</summary>
         public void Dispose()
         {
-            lock (writing) process.StandardInput.Close();
-            reader.Join();
+            Close();
+        }
+
+        /// <summary>
+        /// Ends the worker, after the timeout by force; requests that are not answered are cancelled. In a callback it
+        /// returns at once, for the worker's last messages are still to be read.
+        /// </summary>
+        public void Close(int timeoutMs = 5000)
+        {
+            if (Thread.CurrentThread == reader)
+            {
+                Task.Run(() => Close(timeoutMs));
+                return;
+            }
+            if (!EndInput(timeoutMs) || !reader.Join(timeoutMs))
+            {
+                Kill("it did not end within " + timeoutMs / 1000.0 + " s, and was killed");
+                if (!reader.Join(timeoutMs)) return; // a callback does not return; the process is not ours to free
+            }
             process.Dispose();
+        }
+
+        /// <summary>Whether it could be done: another thread may be writing to a worker that does not read.</summary>
+        private bool EndInput(int timeoutMs)
+        {
+            if (!Monitor.TryEnter(writing, timeoutMs)) return false;
+            try
+            {
+                input.Close();
+            }
+            catch (IOException)
+            {
+                // it ended
+            }
+            finally
+            {
+                Monitor.Exit(writing);
+            }
+            return true;
+        }
+
+        private void Kill(string why)
+        {
+            trouble = why;
+            try
+            {
+                process.Kill();
+            }
+            catch (Exception error) when (error is InvalidOperationException || error is System.ComponentModel.Win32Exception)
+            {
+                // it ended
+            }
         }
 
         private void Cancel(long id)
         {
             var named = new Dictionary<string, object> { { "id", id } };
-            Write(new Dictionary<string, object> { { "method", "cancel" }, { "params", named } });
+            Write(Line(new Dictionary<string, object> { { "method", "cancel" }, { "params", named } }));
         }
 
-        private void Write(Dictionary<string, object> message)
+        private static string Line(Dictionary<string, object> message)
         {
             message["jsonrpc"] = "2.0";
-            var line = Json.Write(message); // ASCII: the encoding of the pipe does not matter
+            return Json.Write(message) + "\n"; // ASCII: the encoding of the pipe does not matter
+        }
+
+        private void Write(string line)
+        {
             try
             {
                 lock (writing)
                 {
-                    process.StandardInput.Write(line + "\n");
-                    process.StandardInput.Flush();
+                    input.Write(line);
+                    input.Flush();
                 }
             }
-            catch (Exception error) when (error is System.IO.IOException || error is ObjectDisposedException)
+            catch (Exception error) when (error is IOException || error is ObjectDisposedException)
             {
                 // it ended; the reader tells those who wait
             }
@@ -158,15 +218,14 @@ namespace Embedllm
 
         private void Listen()
         {
-            string trouble = null, line;
+            string line = null;
             try
             {
                 while ((line = process.StandardOutput.ReadLine()) != null) Take(Json.ReadObject(line));
             }
-            catch (FormatException error)
+            catch (Exception error) // an exception that is not caught in a thread ends the process
             {
-                trouble = "it wrote what is no message: " + error.Message;
-                process.Kill();
+                Kill("it wrote what is no message: " + line + " (" + error.Message + ")");
             }
             process.WaitForExit(); // stderr is read whole then
             List<Waiting> left;
@@ -186,9 +245,9 @@ namespace Embedllm
             if (message.TryGetValue("method", out method))
             {
                 var told = (Dictionary<string, object>)message["params"];
-                if ((string)method == "progress") OnProgress?.Invoke(Progress.From(told));
-                else if ((string)method == "log") OnLog?.Invoke(Log.From(told));
-                else if ((string)method == "chunk") Tell((long)told["id"], Chunk.From(told));
+                if ((string)method == "progress") CallBack((long)told["id"], OnProgress, Progress.From(told));
+                else if ((string)method == "log") CallBack(Oldest(), OnLog, Log.From(told));
+                else if ((string)method == "chunk") CallBack((long)told["id"], OnChunkOf((long)told["id"]), Chunk.From(told));
                 return;
             }
             Waiting asked;
@@ -209,20 +268,40 @@ namespace Embedllm
             else asked.Done.TrySetResult((Dictionary<string, object>)message["result"]);
         }
 
-        /// <summary>What OnChunk throws fails its request, and no other.</summary>
-        private void Tell(long id, Chunk chunk)
+        private Action<Chunk> OnChunkOf(long id)
         {
             Waiting asked;
-            lock (waiting) if (!waiting.TryGetValue(id, out asked)) return;
+            lock (waiting) return waiting.TryGetValue(id, out asked) ? asked.OnChunk : null;
+        }
+
+        /// <summary>The request that a log is of, for it names none; null when none waits.</summary>
+        private long? Oldest()
+        {
+            lock (waiting) return waiting.Count > 0 ? waiting.Keys.Min() : (long?)null;
+        }
+
+        /// <summary>
+        /// Calls back the host. What that throws fails the request, and no other; it keeps its place until the worker has
+        /// answered.
+        /// </summary>
+        private void CallBack<T>(long? id, Action<T> callback, T told)
+        {
+            Waiting asked = null;
+            lock (waiting) if (id != null && !waiting.TryGetValue(id.Value, out asked)) return;
+            if (asked != null && asked.Done.Task.IsCompleted) return; // it has failed
             try
             {
-                asked.OnChunk?.Invoke(chunk);
+                callback?.Invoke(told);
             }
             catch (Exception error)
             {
-                lock (waiting) waiting.Remove(id);
-                Cancel(id);
+                if (asked == null)
+                {
+                    Console.Error.WriteLine(error); // nobody waits
+                    return;
+                }
                 asked.Done.TrySetException(error);
+                Cancel(id.Value);
             }
         }
 

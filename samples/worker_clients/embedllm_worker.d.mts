@@ -8,8 +8,9 @@ export declare class WorkerError extends Error {
 }
 
 export interface ClientOptions {
-  onProgress?: (progress: Progress) => void;
-  onLog?: (log: Log) => void;
+  /** What these throw, or reject with, fails the request that runs. */
+  onProgress?: (progress: Progress) => void | Promise<void>;
+  onLog?: (log: Log) => void | Promise<void>;
   /** Of the worker's process; default: this one's. */
   env?: { [name: string]: string | undefined };
 }
@@ -20,8 +21,8 @@ export interface RequestOptions {
 }
 
 export interface ReplyOptions extends RequestOptions {
-  /** Told of each piece of the reply. What it throws fails the request. */
-  onChunk?: (chunk: Chunk) => void;
+  /** Told of each piece of the reply. What it throws, or rejects with, fails the request. */
+  onChunk?: (chunk: Chunk) => void | Promise<void>;
 }
 
 /** A worker process and the requests that it has. */
@@ -44,8 +45,8 @@ export declare class WorkerClient {
   unload(options?: RequestOptions): Promise<object>;
   /** Ends the worker. */
   shutdown(options?: RequestOptions): Promise<object>;
-  /** Ends the worker; requests that are not answered are cancelled. */
-  close(): Promise<void>;
+  /** Ends the worker, after the timeout (5000 ms) by force; requests that are not answered are cancelled. */
+  close(timeoutMs?: number): Promise<void>;
 }
 
 export interface InitializeParams {

@@ -33,7 +33,8 @@ export class WorkerClient {
         resolve();
       };
       this.#process.on("error", (error) => end(error.message)); // there is no such program
-      this.#process.on("close", (code) => end(`exit code ${code}`)); // after its last line was read
+      // after its last line was read
+      this.#process.on("close", (code, signal) => end(signal ? `signal ${signal}` : `exit code ${code}`));
     });
     this.#process.stdin.on("error", () => {}); // "close" tells of its end
     createInterface({ input: this.#process.stderr }).on("line", (line) => {
@@ -43,13 +44,19 @@ export class WorkerClient {
     createInterface({ input: this.#process.stdout }).on("line", (line) => this.#take(line, { onProgress, onLog }));
   }
 
-  /** A request by its wire names. signal: cancels it; a reply then ends with the text so far. */
-  request(method, params = {}, { onChunk = () => {}, signal } = {}) {
-    if (this.#gone !== undefined) return Promise.reject(new WorkerError(this.#gone));
+  /**
+   * A request by its wire names. signal: cancels it; a reply then ends with the text so far. Rejects with TypeError for
+   * what JSON cannot hold.
+   */
+  async request(method, params = {}, { onChunk = () => {}, signal } = {}) {
+    if (this.#gone !== undefined) throw new WorkerError(this.#gone);
     const id = ++this.#lastId;
-    const cancel = () => this.#write({ method: "cancel", params: { id } });
-    const done = new Promise((resolve, reject) => this.#waiting.set(id, { resolve, reject, onChunk, cancel }));
-    this.#write({ id, method, params });
+    const line = lineOf({ id, method, params }); // may throw, and nobody waits then
+    const cancel = () => this.#write(lineOf({ method: "cancel", params: { id } }));
+    const done = new Promise((resolve, reject) => {
+      this.#waiting.set(id, { resolve, reject, onChunk, cancel, callbacks: [], hasFailed: false });
+    });
+    this.#write(line);
     if (signal?.aborted) cancel();
     signal?.addEventListener("abort", cancel);
     return done.finally(() => signal?.removeEventListener("abort", cancel));
@@ -57,45 +64,62 @@ export class WorkerClient {
 
   // <methods>
 
-  /** Ends the worker; requests that are not answered are cancelled. */
-  async close() {
+  /** Ends the worker, after the timeout by force; requests that are not answered are cancelled. */
+  async close(timeoutMs = 5000) {
     this.#process.stdin.end();
+    const timer = setTimeout(() => this.#kill(`it did not end within ${timeoutMs / 1000} s, and was killed`), timeoutMs);
     await this.#closed;
+    clearTimeout(timer);
   }
 
-  #write(message) {
-    if (this.#gone === undefined) this.#process.stdin.write(JSON.stringify({ jsonrpc: "2.0", ...message }) + "\n");
+  #kill(why) {
+    this.#end(why);
+    this.#process.kill("SIGKILL");
+    this.#process.stdout.destroy(); // a child of its may hold the other end
+    this.#process.stderr.destroy();
+  }
+
+  #write(line) {
+    if (this.#gone === undefined) this.#process.stdin.write(line);
   }
 
   #take(line, { onProgress, onLog }) {
-    let message;
     try {
-      message = JSON.parse(line);
+      const { id, method, params, result, error } = JSON.parse(line);
+      if (method === "progress") this.#callBack(params.id, onProgress, params);
+      else if (method === "chunk") this.#callBack(params.id, this.#waiting.get(params.id)?.onChunk, params);
+      else if (method === "log") this.#callBack(undefined, onLog, params);
+      else if (this.#waiting.has(id)) {
+        const { resolve, reject, callbacks } = this.#waiting.get(id);
+        if (error) reject(new WorkerError(error.message, error.code, error.data));
+        else Promise.allSettled(callbacks).then(() => resolve(result)); // one that failed has rejected the request
+        this.#waiting.delete(id);
+      } else if (method === undefined && id === undefined) throw new TypeError("no answer and no notification");
     } catch {
-      this.#end(`it wrote '${line.slice(0, 200)}', which is no message`);
-      this.#process.kill();
-      return;
-    }
-    const { id, method, params, result, error } = message;
-    if (method === "progress") onProgress(params);
-    else if (method === "log") onLog(params);
-    else if (method === "chunk") this.#tell(this.#waiting.get(params.id), params);
-    else if (this.#waiting.has(id)) {
-      const asked = this.#waiting.get(id);
-      this.#waiting.delete(id);
-      if (error) asked.reject(new WorkerError(error.message, error.code, error.data));
-      else asked.resolve(result);
+      this.#kill(`it wrote '${line.slice(0, 200)}', which is no message`);
     }
   }
 
-  /** What onChunk throws fails its request, and no other. */
-  #tell(asked, chunk) {
+  /**
+   * Calls back the host. What that throws, or rejects with, fails the request, and no other; it keeps its place until the
+   * worker has answered. id: undefined of a log, which is of the oldest request.
+   */
+  #callBack(id = this.#waiting.keys().next().value, callback, params) {
+    const request = this.#waiting.get(id);
+    if (request === undefined ? id !== undefined : request.hasFailed) return;
+    const fail = (error) => {
+      if (request === undefined) return console.error(error); // nobody waits
+      if (this.#waiting.has(id)) request.cancel();
+      request.hasFailed = true;
+      request.reject(error);
+    };
     try {
-      asked?.onChunk(chunk);
+      const returned = callback(params);
+      if (typeof returned?.then !== "function") return;
+      const settled = Promise.resolve(returned).catch(fail);
+      request?.callbacks.push(settled);
     } catch (error) {
-      this.#waiting.delete(chunk.id);
-      asked.cancel();
-      asked.reject(error);
+      fail(error);
     }
   }
 
@@ -106,3 +130,6 @@ export class WorkerClient {
     this.#waiting.clear();
   }
 }
+
+/** A message as it is sent. */
+const lineOf = (message) => JSON.stringify({ jsonrpc: "2.0", ...message }) + "\n";

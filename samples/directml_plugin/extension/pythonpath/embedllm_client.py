@@ -26,7 +26,7 @@ _SHOWN_BYTES = 200  # of a line that is no message
 class WorkerError(Exception):
     """The worker answered with an error, or is gone.
 
-    code: of JSON-RPC, docs/worker.md lists them; 0 when the worker is gone, or on_chunk raised.
+    code: of JSON-RPC, docs/worker.md lists them; 0 when the worker is gone, or a callback raised.
     data: what else it told.
     """
 
@@ -63,17 +63,22 @@ class Request:
         """Ends it; a reply then has the finish_reason "cancelled"."""
         self._client.notify("cancel", {"id": self.id})
 
+    @property
+    def is_answered(self) -> bool:
+        return self._done.is_set()
+
     def answer(self, message: Mapping[str, Any]) -> None:
-        """Told by the client."""
-        self._answer = message
-        self._done.set()
+        """Told by the client; the first one counts, as where a callback has raised."""
+        if not self.is_answered:
+            self._answer = message
+            self._done.set()
 
 
 class Client:
     """A worker process and the requests that it has. May be used from several threads.
 
-    command: the program and its arguments. on_note: told of `progress` and `log` texts, in a thread of the client's.
-    Raises WorkerMissing.
+    command: the program and its arguments. on_note: told of `progress` and `log` texts, in a thread of the client's;
+    what it raises fails the request that runs. Raises WorkerMissing.
     """
 
     def __init__(self, command: Sequence[str], on_note: Callable[[str], None] = lambda text: None) -> None:
@@ -106,29 +111,36 @@ class Client:
     ) -> Request:
         """Sends a request. on_chunk: told of each piece of a reply's text, in a thread of the client's.
 
-        Raises WorkerError when the worker is gone. When on_chunk raises, the request is cancelled and result() says so.
+        Raises WorkerError when the worker is gone, TypeError or ValueError for what JSON cannot hold. When on_chunk
+        raises, the request is cancelled and result() says so.
         """
         with self._lock:
             self._last_id += 1
             request = Request(self, self._last_id, on_chunk)
+        line = _line({"id": request.id, "method": method, "params": dict(params)})  # may raise, and nobody waits then
+        with self._lock:
             if not self._is_gone:
                 self._requests[request.id] = request
         if self._is_gone:
             raise WorkerError(self._why_gone())
-        self._write({"id": request.id, "method": method, "params": dict(params)})
+        self._write(line)
         return request
 
     def notify(self, method: str, params: Mapping[str, Any]) -> None:
         """Sends what needs no answer; to a worker that is gone, nothing."""
-        self._write({"method": method, "params": dict(params)})
+        self._write(_line({"method": method, "params": dict(params)}))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Ends the worker: politely, and after the timeout by force."""
-        try:
-            assert self._process.stdin is not None
-            self._process.stdin.close()  # it ends when its stdin does
-        except OSError:
-            pass  # gone already
+        """Ends the worker: politely, and after the timeout by force.
+
+        In a callback it returns at once, for the worker's last messages are still to be read.
+        """
+        if threading.current_thread() is self._reader:
+            threading.Thread(target=self.close, args=(timeout_s,), daemon=True).start()
+            return
+        if not self._end_input(timeout_s):  # another thread writes to a worker that does not read
+            self._process.kill()
+            self._end_input(timeout_s)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -136,14 +148,26 @@ class Client:
             self._process.wait()
         self._reader.join()
 
+    def _end_input(self, timeout_s: float) -> bool:
+        """Closes the worker's stdin, with which it ends; whether that could be done in time."""
+        if not self._writing.acquire(timeout=timeout_s):
+            return False
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        except OSError:
+            pass  # it is gone already
+        finally:
+            self._writing.release()
+        return True
+
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, message: Mapping[str, Any]) -> None:
-        line = json.dumps({"jsonrpc": "2.0", **message}).encode("ascii") + b"\n"
+    def _write(self, line: bytes) -> None:
         try:
             with self._writing:
                 assert self._process.stdin is not None
@@ -179,27 +203,36 @@ class Client:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         params = message.get("params", {})
-        if message.get("method") == "chunk":
+        method = message.get("method")
+        if method == "chunk":
             with self._lock:
                 request = self._requests.get(params["id"])
             if request is not None:
-                self._pass_on(request, params["text"])
-        elif "method" in message:
-            self._on_note(params["text"])
+                self._call_back(request, "on_chunk", request.on_chunk, params["text"])
+        elif method is not None:
+            with self._lock:  # a log names no request: it is of the oldest one
+                request = self._requests.get(params.get("id", min(self._requests, default=0)))
+            self._call_back(request, "on_note", self._on_note, params["text"])
         else:
             with self._lock:
                 request = self._requests.pop(message["id"], None)
             if request is not None:
                 request.answer(message)
 
-    def _pass_on(self, request: Request, text: str) -> None:
-        """Gives a piece of a reply to whoever asked; when they raise, that request fails, and no other."""
+    def _call_back(self, request: Request | None, name: str, callback: Callable[[str], None], text: str) -> None:
+        """Tells the host a text; when that raises, the request fails, and no other.
+
+        It keeps its place until the worker has answered, and the host is told no more of it.
+        """
+        if request is not None and request.is_answered:
+            return
         try:
-            request.on_chunk(text)
+            callback(text)
         except Exception as error:  # noqa: BLE001  # result() raises it
-            with self._lock:
-                self._requests.pop(request.id, None)
-            request.answer(_failure(f"on_chunk raised {type(error).__name__}: {error}"))
+            if request is None:  # nobody waits
+                sys.excepthook(type(error), error, error.__traceback__)
+                return
+            request.answer(_failure(f"{name} raised {type(error).__name__}: {error}"))
             request.cancel()
 
     def _keep_errors(self) -> None:
@@ -212,6 +245,11 @@ class Client:
         said = b"".join(self._errors).decode("utf-8", "replace").strip()
         what = self._trouble or f"ended with exit code {self._process.poll()}."
         return f"the worker '{' '.join(self.command)}' {what} {said}".strip()
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    """A message as it is sent."""
+    return json.dumps({"jsonrpc": "2.0", **message}).encode("ascii") + b"\n"
 
 
 def _failure(text: str) -> dict[str, Any]:
