@@ -231,8 +231,10 @@ export class EmbedLLM {
       link.close(lostError("the model was not loaded", error));
       throw error;
     }
-    if (this.#isClosed) link.close(/** @type {Error} */ (this.#lost)); // meanwhile
-    else if (this.#about.untried && typeof this.#options.worker !== "object") void this.#prepareTrial(link, this.#about.untried);
+    if (this.#isClosed) {
+      link.tell("unload", {}); // meanwhile; of a worker that goes on
+      link.close(/** @type {Error} */ (this.#lost));
+    } else if (this.#about.untried && typeof this.#options.worker !== "object") void this.#prepareTrial(link, this.#about.untried);
     return link;
   }
 

@@ -12,12 +12,14 @@ import { cancelledChunk, lostError, remade } from "../worker/protocol.js";
  */
 
 let last = 0; // number of a request; a page's worker may have several links
+let links = 0;
 
 export class Link {
   /** why nothing more will come of it @type {Error | null} */
   ended = null;
   /** whether the worker is of no use any more, not only its model */
   isDead = false;
+  #number = ++links; // of the model, in the worker: requests go to the one that this link loaded
   #port;
   #onLost;
   #hasHeard = false; // of the worker
@@ -137,7 +139,7 @@ export class Link {
    * @param {Params[M]} params
    */
   tell(method, params) {
-    this.#port.postMessage({ id: ++last, method, params });
+    this.#port.postMessage({ id: ++last, link: this.#number, method, params });
   }
 
   /** Rejects what is under way and ends the worker. @param {Error} error */
@@ -152,7 +154,7 @@ export class Link {
   #send(method, params, pending) {
     if (this.ended) throw this.ended;
     const id = ++last;
-    this.#port.postMessage({ id, method, params }); // throws for what cannot be posted, such as a function
+    this.#port.postMessage({ id, link: this.#number, method, params }); // throws for what cannot be posted, such as a function
     this.#pending.set(id, pending);
     return id;
   }
@@ -165,7 +167,7 @@ export class Link {
   /** @param {ToPage} message */
   #take(message) {
     this.#hasHeard = true;
-    if ("lost" in message) return this.#lose(remade(message.lost));
+    if ("lost" in message) return void (message.link === this.#number && this.#lose(remade(message.lost)));
     if ("life" in message) return watchLife(message.life, this.#closing.signal, () => this.#died("is gone"));
     const pending = this.#pending.get(message.id);
     if (!pending) return; // ended here before

@@ -59,20 +59,21 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  */
 
 /**
- * What a page asks, each with an `id` of its own, or {cancel: id}. Requests of a model take turns; the others do not.
+ * What a page asks, each with an `id` of its own, or {cancel: id}. Requests of a model take turns; the others do not. link:
+ * whoever loads a model in this worker; other requests are for the model that their link loaded.
  *
  * @typedef {{load: Load, reply: Reply, save: {conversation: number, name: string, saved: Saved},
  *   restore: {conversation: number, name: string}, forget: {conversation: number}, unload: {}, devices: {urls: Urls},
  *   list: {urls: Urls}, remove: {urls: Urls, url: string}, usage: {urls: Urls}, listConversations: {},
  *   removeConversation: {name: string}, rememberTrial: Untried & {times: Times}}} Params
- * @typedef {{id: number, method: keyof Params, params: any} | {cancel: number}} ToWorker
+ * @typedef {{id: number, link: number, method: keyof Params, params: any} | {cancel: number}} ToWorker
  */
 
 /**
- * What a worker answers. started: its turn has come. lost: the device failed, and the model with it. life: of worker_liveness.js.
+ * What a worker answers. started: its turn has come. lost: the device failed, and the model of the link with it. life: of worker_liveness.js.
  *
  * @typedef {{id: number, result: unknown} | {id: number, error: Posted} | {id: number, started: true}
- *   | {id: number, chunk: Chunk} | {id: number, progress: Progress} | {lost: Posted}
+ *   | {id: number, chunk: Chunk} | {id: number, progress: Progress} | {lost: Posted, link: number}
  *   | {life: string}} ToPage
  * @typedef {PostedError & {lost?: boolean}} Posted
  */

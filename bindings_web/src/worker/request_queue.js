@@ -4,27 +4,27 @@ import { EmbedError } from "../errors.js";
 
 const QUEUED = 16; // that may wait
 
-/** @typedef {{id: number, run: (signal: AbortSignal) => Promise<void>, drop: () => void}} Turn */
+/** @typedef {{id: number, link: number, run: (signal: AbortSignal) => Promise<void>, drop: () => void}} Turn */
 
 export class Turns {
   /** @type {Turn[]} */
   #waiting = [];
-  /** @type {{id: number, controller: AbortController, ended: Promise<void>} | null} */
+  /** @type {{id: number, link: number, controller: AbortController, ended: Promise<void>} | null} */
   #running = null;
 
   /**
    * Queues a request. Throws EmbedError when too many wait.
    *
-   * @param {number} id
+   * @param {{id: number, link: number}} request
    * @param {(signal: AbortSignal) => Promise<void>} run  tells itself of its errors
    * @param {() => void} drop  called in its place when it is cancelled while it waits
    * @param {{isCounted?: boolean}} [options]
    */
-  add(id, run, drop, { isCounted = true } = {}) {
+  add({ id, link }, run, drop, { isCounted = true } = {}) {
     if (isCounted && this.#waiting.length >= QUEUED) {
       throw new EmbedError(`${QUEUED} requests wait already. Send the next one when one of them is answered.`);
     }
-    this.#waiting.push({ id, run, drop });
+    this.#waiting.push({ id, link, run, drop });
     if (this.#running === null) void this.#go();
   }
 
@@ -35,18 +35,19 @@ export class Turns {
     if (place >= 0) this.#waiting.splice(place, 1)[0].drop();
   }
 
-  /** Ends them all; when the one that runs has ended. */
-  async clear() {
-    for (const { drop } of this.#waiting.splice(0)) drop();
-    this.#running?.controller.abort();
-    await this.#running?.ended;
+  /** Ends those of a link; when the one that runs has ended. @param {number} link */
+  async clear(link) {
+    for (const turn of this.#waiting.filter((turn) => turn.link === link)) this.cancel(turn.id);
+    if (this.#running?.link !== link) return;
+    this.#running.controller.abort();
+    await this.#running.ended;
   }
 
   async #go() {
     for (let turn = this.#waiting.shift(); turn; turn = this.#waiting.shift()) {
       const controller = new AbortController();
       const ended = turn.run(controller.signal);
-      this.#running = { id: turn.id, controller, ended };
+      this.#running = { id: turn.id, link: turn.link, controller, ended };
       await ended;
       this.#running = null;
     }

@@ -5,6 +5,7 @@ import { Turns } from "./request_queue.js";
 
 /**
  * @import { About, Chunk, Load, Params, Port, Progress, Reply, ToPage, ToWorker } from "./protocol.js"
+ * @typedef {Exclude<ToWorker, {cancel: number}>} Asked
  * @import { Urls } from "../libraries.js"
  * @import { Device } from "../engine/engine.js"
  * @import { Kind, SavedConversations } from "../storage/saved_conversations.js"
@@ -57,12 +58,13 @@ class Serving {
   #turns = new Turns();
   /** @type {Opened | null} */
   #model = null;
-  /** @type {Record<string, (id: number, params: any, signal: AbortSignal) => Promise<unknown>>} */
+  #link = 0; // that loaded it, or tried to
+  /** @type {Record<string, (request: Asked, signal: AbortSignal) => Promise<unknown>>} */
   #inTurn = {
-    load: (id, load, signal) => this.#load(id, load, signal),
-    reply: (id, reply, signal) => this.#reply(id, reply, signal),
-    save: (_, params) => this.#save(params),
-    restore: (_, params) => this.#restore(params),
+    load: (request, signal) => this.#load(request, signal),
+    reply: (request, signal) => this.#reply(request, signal),
+    save: (request) => this.#save(request),
+    restore: (request) => this.#restore(request),
   };
 
   /** @param {(message: ToPage) => void} send @param {Means} means */
@@ -74,14 +76,15 @@ class Serving {
   /** @param {ToWorker} message */
   take(message) {
     if ("cancel" in message) return this.#turns.cancel(message.cancel);
-    const { id, method, params } = message;
-    if (Object.hasOwn(this.#inTurn, method)) return this.#queue(id, method, params);
-    if (method === "forget") return this.#forget(id, params);
-    return void this.#answer(id, () => this.#ask(method, params));
+    const { id, method } = message;
+    if (Object.hasOwn(this.#inTurn, method)) return this.#queue(message);
+    if (method === "forget") return this.#forget(message);
+    return void this.#answer(id, () => this.#ask(message));
   }
 
-  /** @param {number} id @param {keyof Params} method @param {any} params */
-  #queue(id, method, params) {
+  /** @param {Asked} request */
+  #queue(request) {
+    const { id, method } = request;
     const drop = () => {
       if (method === "reply") this.#send({ id, chunk: cancelledChunk() });
       this.#send({ id, error: posted(new DOMException("The request was cancelled.", "AbortError")) });
@@ -89,19 +92,20 @@ class Serving {
     /** @param {AbortSignal} signal */
     const run = (signal) => {
       this.#send({ id, started: true });
-      return this.#answer(id, () => this.#inTurn[method](id, params, signal));
+      return this.#answer(id, () => this.#inTurn[method](request, signal));
     };
     try {
-      this.#turns.add(id, run, drop);
+      this.#turns.add(request, run, drop);
     } catch (error) {
       this.#send({ id, error: posted(error) });
     }
   }
 
-  /** Frees the KV cache of a conversation, when no reply runs on it. @param {number} id @param {Params["forget"]} params */
-  #forget(id, { conversation }) {
-    const run = () => this.#answer(id, async () => this.#model?.forget(conversation));
-    this.#turns.add(id, run, () => {}, { isCounted: false });
+  /** Frees the KV cache of a conversation, when no reply runs on it. @param {Asked} request */
+  #forget(request) {
+    const { id, link, params } = request;
+    const run = () => this.#answer(id, async () => void (link === this.#link && this.#model?.forget(params.conversation)));
+    this.#turns.add(request, run, () => {}, { isCounted: false });
   }
 
   /** @param {number} id @param {() => Promise<unknown>} work */
@@ -113,10 +117,11 @@ class Serving {
     }
   }
 
-  /** @param {number} id @param {Load} load @param {AbortSignal} signal @returns {Promise<About>} */
-  async #load(id, load, signal) {
+  /** @param {Asked} request @param {AbortSignal} signal @returns {Promise<About>} */
+  async #load({ id, link, params: load }, signal) {
     signal.throwIfAborted();
     this.#close(); // two might not fit
+    this.#link = link;
     /** @type {Opened | null} */
     let model = null;
     const onProgress = (/** @type {Progress} */ progress) => this.#send({ id, progress });
@@ -132,24 +137,24 @@ class Serving {
     return model.about;
   }
 
-  /** @param {number} id @param {Reply} reply @param {AbortSignal} signal */
-  async #reply(id, reply, signal) {
+  /** @param {Asked} request @param {AbortSignal} signal */
+  async #reply({ id, link, params: reply }, signal) {
     const onChunk = (/** @type {Chunk} */ chunk) => this.#send({ id, chunk });
-    await this.#loaded().reply(reply, { signal, onChunk });
+    await this.#loaded(link).reply(reply, { signal, onChunk });
   }
 
-  /** @param {Params["save"]} params */
-  async #save({ conversation, name, saved }) {
-    const model = this.#loaded();
+  /** @param {Asked} request */
+  async #save({ link, params: { conversation, name, saved } }) {
+    const model = this.#loaded(link);
     const held = model.held(conversation);
     const state = held ? await held.session.exportState() : [];
     const tokens = held?.tokens ?? [];
     await (await this.#means.conversations()).save(name, { saved, kind: model.kind, tokens, state });
   }
 
-  /** @param {Params["restore"]} params */
-  async #restore({ conversation, name }) {
-    const model = this.#loaded();
+  /** @param {Asked} request */
+  async #restore({ link, params: { conversation, name } }) {
+    const model = this.#loaded(link);
     const { saved, tokens, state } = await (await this.#means.conversations()).read(name, model.kind);
     if (!tokens.length) return saved;
     try {
@@ -161,14 +166,20 @@ class Serving {
     return saved;
   }
 
-  #loaded() {
+  /** The model of a link. @param {number} link */
+  #loaded(link) {
+    if (this.#link && link !== this.#link) {
+      throw new RangeError(
+        "another model was loaded in this one's worker, which holds one. Load this one again, or give each a worker of its own.",
+      );
+    }
     if (this.#model === null) throw new RangeError("no model is loaded here. Send 'load' first.");
     return this.#model;
   }
 
-  /** @param {keyof Params} method @param {any} params @returns {Promise<unknown>} */
-  async #ask(method, params) {
-    if (method === "unload") return this.#unload();
+  /** @param {Asked} request @returns {Promise<unknown>} */
+  async #ask({ link, method, params }) {
+    if (method === "unload") return this.#unload(link);
     if (method === "rememberTrial") return this.#means.rememberTrial(params);
     if (method === "devices") return this.#means.devices(params.urls);
     if (method === "listConversations") return (await this.#means.conversations()).list();
@@ -182,15 +193,15 @@ class Serving {
 
   /** The device failed: whoever waits is told by the page, which hears of it first. @param {unknown} error */
   #lose(error) {
-    this.#send({ lost: posted(error, true) });
-    void this.#unload();
+    this.#send({ lost: posted(error, true), link: this.#link });
+    void this.#unload(this.#link);
   }
 
-  /** Ends what is under way, and frees the model. */
-  async #unload() {
-    const model = this.#model;
-    this.#model = null;
-    await this.#turns.clear();
+  /** Ends what is under way of a link, and frees its model, if it is still loaded. @param {number} link */
+  async #unload(link) {
+    const model = link === this.#link ? this.#model : null;
+    if (model) this.#model = null;
+    await this.#turns.clear(link);
     model?.close();
   }
 
