@@ -24,6 +24,20 @@ import { isImagePart } from "../images/parts.js";
  * @property {Record<string, number> | null} [logit_bias]
  * @property {number | null} [seed]
  * @property {Plain | null} [response_format]
+ * @property {unknown[] | null} [tools] none; as what follows, for clients that send it
+ * @property {"none" | "auto" | null} [tool_choice]
+ * @property {boolean | null} [parallel_tool_calls]
+ * @property {false | null} [logprobs]
+ * @property {0 | null} [top_logprobs]
+ * @property {string[] | null} [modalities] text
+ * @property {string} [user] this and what follows has no effect
+ * @property {Record<string, string> | null} [metadata]
+ * @property {boolean | null} [store]
+ * @property {string} [safety_identifier]
+ * @property {string} [prompt_cache_key]
+ * @property {string | null} [prompt_cache_retention]
+ * @property {string | null} [service_tier]
+ * @property {string | null} [verbosity]
  * @property {number} [top_k] this and what follows is not OpenAI's
  * @property {number} [min_p]
  * @property {number} [typical_p]
@@ -48,6 +62,17 @@ const SAME = ["temperature", "top_p", "presence_penalty", "frequency_penalty", "
   "response_format", "top_k", "min_p", "typical_p", "repetition_penalty", "variables"];
 const OWN = ["messages", "model", "n", "stream", "stream_options", "max_tokens", "max_completion_tokens"];
 const INSTEAD = "llm.chat(messages, {tools}) gives the text that the model writes";
+const UNFOLLOWED = ["user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+  "service_tier", "verbosity"]; // as UNFOLLOWED in embedllm/openai/parameters.py: for the books of a service
+/** @type {Record<string, (value: any) => boolean>} whether a value asks for nothing */
+const OFF = {
+  tools: (value) => Array.isArray(value) && !value.length,
+  tool_choice: (value) => value === "none" || value === "auto", // of tools that are not there
+  parallel_tool_calls: (value) => typeof value === "boolean",
+  logprobs: (value) => value === false,
+  top_logprobs: (value) => value === 0,
+  modalities: (value) => String(value) === "text",
+};
 /** @type {Record<string, string>} what is known but not done, and why */
 const REFUSED = {
   tools: `replies are not read for tool calls; ${INSTEAD}`,
@@ -109,7 +134,9 @@ export class Completions {
 /** @param {CompletionRequest} request @returns {{messages: readonly Message[], options: ReplyOptions}} */
 function translated(request) {
   /** @type {Record<string, any>} */
-  const given = Object.fromEntries(Object.entries(request).filter(([, value]) => value !== null && value !== undefined));
+  const given = Object.fromEntries(Object.entries(request).filter(([name, value]) =>
+    value !== null && value !== undefined && !UNFOLLOWED.includes(name) &&
+    !(Object.hasOwn(OFF, name) && OFF[name](value))));
   for (const name of Object.keys(given)) {
     if (Object.hasOwn(REFUSED, name)) throw new RangeError(`'${name}' is not done here: ${REFUSED[name]}.`);
     if (![...OWN, ...SAME].includes(name)) {

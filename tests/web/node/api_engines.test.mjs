@@ -31,9 +31,25 @@ test("completions have OpenAI's shapes", async () => {
   const bad = (/** @type {any} */ more) => llm.chat.completions.create({ ...asked, ...more });
   await assert.rejects(bad({ n: 2 }), /n is 2; expected 1/);
   await assert.rejects(bad({ best_of: 2 }), /no parameter 'best_of'/);
-  await assert.rejects(bad({ tools: [] }), /'tools' is not done here/);
+  await assert.rejects(bad({ tools: [{ type: "function", function: { name: "f" } }] }), /'tools' is not done here/);
+  await assert.rejects(bad({ tool_choice: "required" }), /'tool_choice' is not done here/);
+  await assert.rejects(bad({ logprobs: true }), /'logprobs' is not done here/);
   await assert.rejects(bad({ messages: [{ role: "user", content: [{ type: "image_url" }] }] }), /part of the type 'image_url'/);
   await assert.rejects(llm.chat.completions.create(asked, { signal: AbortSignal.abort() }), { name: "AbortError" });
+  llm.close();
+});
+
+test("what asks for nothing, or has no effect on the text, is accepted by completions", async () => {
+  const { llm } = await loaded();
+  const asked = { messages: SAID, temperature: 0, max_tokens: 3 };
+  const { choices } = await llm.chat.completions.create(asked);
+  const off = { logprobs: false, top_logprobs: 0, tools: [], n: 1, parallel_tool_calls: true, modalities: ["text"] };
+  const service = { user: "me", metadata: { a: "b" }, store: false, service_tier: "auto", safety_identifier: "x", verbosity: "low",
+    prompt_cache_key: "x", prompt_cache_retention: "24h" };
+  for (const more of [{ ...off, ...service }, { tool_choice: "none" }, { tool_choice: "auto" }]) {
+    const found = await llm.chat.completions.create({ ...asked, ...more });
+    assert.deepEqual(found.choices, choices);
+  }
   llm.close();
 });
 
