@@ -3,12 +3,11 @@
 import { collected } from "./page/completion.js";
 import { cache, conversations, devices } from "./page/site_queries.js";
 import { Conversation } from "./page/conversation.js";
-import { checkedUrls } from "./libraries.js";
 import { Link } from "./page/worker_client.js";
 import { lostError, cancelledChunk } from "./worker/protocol.js";
 import { Completions } from "./page/openai.js";
 import { hasImages, portable } from "./images/parts.js";
-import { messagesOf, replyOf } from "./page/options.js";
+import { loadOf, messagesOf, replyOf } from "./page/options.js";
 import { start } from "./page/create_worker.js";
 
 export * from "./errors.js";
@@ -91,21 +90,14 @@ export class EmbedLLM {
   /**
    * Loads the package folder at an address: from the server the first time, from this browser later, offline too.
    *
-   * Rejects with PackageError, DeviceUnavailable, or the signal's reason.
+   * Rejects with PackageError, DeviceUnavailable, or the signal's reason; with RangeError for an option that is not known.
    *
    * @param {string | URL} url may be relative to the page
    * @param {LoadOptions} [options]
    * @returns {Promise<EmbedLLM>}
    */
   static async load(url, options = {}) {
-    const { engine = "python", device = "auto", threads = 0, urls, parse_special = false } = options;
-    if (engine !== "python" && engine !== "javascript") {
-      throw new RangeError(`engine is '${engine}'; expected 'python' or 'javascript'.`);
-    }
-    const base = globalThis.document?.baseURI ?? globalThis.location?.href;
-    const folder = new URL(url, base).href;
-    const load = { url: folder, engine, device, threads, urls: checkedUrls(urls, base), parse_special };
-    const llm = new EmbedLLM(load, options);
+    const llm = new EmbedLLM(loadOf(url, options), options);
     llm.#link = await llm.#open(options.signal);
     return llm;
   }

@@ -1,6 +1,9 @@
-// What a reply may be asked for: every option by its name, and a request that can be posted to the worker.
+// What a load and a reply may be asked for: every option by its name, and a request that can be posted to the worker.
 
-/** @import { Message, Plain, Reply } from "../worker/protocol.js" */
+import { PackageError } from "../errors.js";
+import { checkedUrls } from "../libraries.js";
+
+/** @import { Load, Message, Plain, Reply } from "../worker/protocol.js" */
 
 /**
  * A text, which is continued as it stands; messages, which go through the chat template; or token ids.
@@ -40,6 +43,48 @@ const SAMPLING = ["temperature", "top_k", "top_p", "min_p", "typical_p", "repeti
 const FOR_TEMPLATE = ["tools", "documents", "variables", "continue_final_message"];
 const OTHERS = ["max_tokens", "stop", "stop_tokens", "logprobs", "special", "response_format"];
 
+const OF_LOAD = ["engine", "device", "onProgress", "signal", "urls", "threads", "parse_special", "worker"];
+
+/**
+ * The load that an address, which may be relative to the page, and options stand for.
+ *
+ * @param {string | URL} url
+ * @param {import("../index.js").LoadOptions} options
+ * @returns {Load}
+ */
+export function loadOf(url, options) {
+  const { engine = "python", device = "auto", threads = 0, urls, parse_special = false } = checkedOptions(options, OF_LOAD);
+  if (engine !== "python" && engine !== "javascript") {
+    throw new RangeError(`engine is '${engine}'; expected 'python' or 'javascript'.`);
+  }
+  return { url: addressOf(url), engine, device, threads: whole("threads", threads, 0) ?? 0, urls: checkedUrls(urls, base()), parse_special };
+}
+
+/** The address of a folder, whole. Throws PackageError where it is none. @param {string | URL} url */
+export function addressOf(url) {
+  try {
+    return new URL(url, base()).href;
+  } catch {
+    throw new PackageError(`'${url}' is no address of a folder; expected one such as https://example.org/my-model/`);
+  }
+}
+
+/** What addresses are relative to. */
+const base = () => globalThis.document?.baseURI ?? globalThis.location?.href;
+
+/**
+ * Options without those that are null or undefined. Throws RangeError for a name that is not known.
+ *
+ * @param {object | null | undefined} options @param {string[]} known
+ * @returns {Record<string, any>}
+ */
+function checkedOptions(options, known) {
+  const found = Object.entries(options ?? {}).filter(([, value]) => value !== undefined && value !== null);
+  const odd = found.find(([name]) => !known.includes(name));
+  if (odd) throw new RangeError(`there is no option '${odd[0]}'; expected of: ${known.join(", ")}.`);
+  return Object.fromEntries(found);
+}
+
 /**
  * The request that a prompt and options stand for. What is null or undefined counts as not given. Values are checked
  * where they are used, by the rule; here names are, and kinds that nothing later would find fault with.
@@ -50,12 +95,7 @@ const OTHERS = ["max_tokens", "stop", "stop_tokens", "logprobs", "special", "res
  * @returns {Reply}
  */
 export function replyOf(prompt, options, conversation) {
-  const { signal: _, ...named } = options ?? {};
-  /** @type {Record<string, any>} */
-  const given = Object.fromEntries(Object.entries(named).filter(([, value]) => value !== undefined && value !== null));
-  const known = [...SAMPLING, ...OTHERS, ...FOR_TEMPLATE];
-  const odd = Object.keys(given).find((name) => !known.includes(name));
-  if (odd) throw new RangeError(`there is no option '${odd}'; expected of: ${[...known, "signal"].join(", ")}.`);
+  const given = checkedOptions(options, [...SAMPLING, ...OTHERS, ...FOR_TEMPLATE, "signal"]);
   if (!areMessages(prompt)) {
     const misplaced = FOR_TEMPLATE.find((name) => Object.hasOwn(given, name));
     if (misplaced) throw new RangeError(`'${misplaced}' goes through the chat template; give the prompt as messages.`);

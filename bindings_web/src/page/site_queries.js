@@ -1,6 +1,7 @@
 // What this browser offers and what this site has stored, asked of a worker that is there for one question only.
 
 import { checkedUrls } from "../libraries.js";
+import { addressOf } from "./options.js";
 import { lostError } from "../worker/protocol.js";
 import { start } from "./create_worker.js";
 
@@ -20,7 +21,7 @@ export const cache = Object.freeze({
    * @param {Placed} [placed]
    * @returns {Promise<boolean>}
    */
-  remove: (url, placed) => asked("remove", { url: new URL(url, globalThis.document?.baseURI).href }, placed),
+  remove: async (url, placed) => asked("remove", { url: addressOf(url) }, placed),
   /**
    * Bytes: of all models, of all saved conversations, of all that this site stores, and that it may store.
    *

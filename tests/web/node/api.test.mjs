@@ -91,6 +91,13 @@ test("what is not known is refused by its name, before anything runs", async () 
   await assert.rejects(llm.generate([]), { name: "RangeError", message: /the prompt is empty/ });
   await assert.rejects(llm.generate(/** @type {any} */ (5)), /the prompt is 5/);
   await assert.rejects(all(llm.chat(/** @type {any} */ ("hi"))), /messages must be a list/);
+  await assert.rejects(EmbedLLM.load("x:y", /** @type {any} */ ({ progress_callback() {} })), {
+    name: "RangeError", message: /no option 'progress_callback'; expected of: engine, device, .*onProgress/,
+  });
+  await assert.rejects(EmbedLLM.load("x:y", { threads: /** @type {any} */ ("2") }), /threads is "2"; expected a whole number of at least 0/);
+  for (const call of [() => EmbedLLM.load("http://"), () => EmbedLLM.cache.remove("http://")]) {
+    await assert.rejects(call, { name: "PackageError", message: /'http:\/\/' is no address of a folder/ });
+  }
   await assert.rejects(EmbedLLM.load("x:y", { engine: /** @type {any} */ ("c") }), /engine is 'c'/);
   await assert.rejects(EmbedLLM.load("x:y", { urls: /** @type {any} */ ({ ort: "z" }) }), /urls has 'ort'; expected of: onnxruntime/);
   llm.close();
