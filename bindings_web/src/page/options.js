@@ -86,8 +86,8 @@ function checkedOptions(options, known) {
 }
 
 /**
- * The request that a prompt and options stand for. What is null or undefined counts as not given. Values are checked
- * where they are used, by the rule; here names are, and kinds that nothing later would find fault with.
+ * The request that a prompt and options stand for. What is null or undefined counts as not given. Ranges are checked
+ * where they are used, by the rule; here names are, and kinds that an engine would not find fault with.
  *
  * @param {unknown} prompt text, messages or token ids
  * @param {ReplyOptions} options
@@ -100,6 +100,9 @@ export function replyOf(prompt, options, conversation) {
     const misplaced = FOR_TEMPLATE.find((name) => Object.hasOwn(given, name));
     if (misplaced) throw new RangeError(`'${misplaced}' goes through the chat template; give the prompt as messages.`);
   }
+  if (!Number.isSafeInteger(given.seed ?? 0)) {
+    throw new RangeError(`seed is ${given.seed}; expected a whole number of at most 2^53 - 1.`);
+  }
   const of = (/** @type {string} */ name, /** @type {any} */ other) => given[name] ?? other;
   return {
     prompt: promptOf(prompt),
@@ -109,11 +112,11 @@ export function replyOf(prompt, options, conversation) {
     stop_tokens: given.stop_tokens === undefined ? null : tokens("stop_tokens", given.stop_tokens),
     logprobs: whole("logprobs", of("logprobs", 0), 0) ?? 0,
     special: of("special", false) === true,
-    tools: of("tools", null),
-    documents: of("documents", null),
-    variables: of("variables", {}),
+    tools: objects("tools", of("tools", null)),
+    documents: objects("documents", of("documents", null)),
+    variables: object("variables", of("variables", {})),
     continue_final_message: of("continue_final_message", false) === true,
-    response_format: of("response_format", null),
+    response_format: given.response_format === undefined ? null : object("response_format", given.response_format),
     conversation,
   };
 }
@@ -160,6 +163,21 @@ function whole(name, value, least) {
 function texts(name, value) {
   if (Array.isArray(value) && value.every((one) => typeof one === "string" && one)) return value;
   throw new RangeError(`${name} is ${shown(value)}; expected a text or a list of texts, none of them empty.`);
+}
+
+/** @param {unknown} value @returns {value is Record<string, unknown>} */
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** @param {string} name @param {unknown} value */
+function object(name, value) {
+  if (isObject(value)) return value;
+  throw new RangeError(`${name} is ${shown(value)}; expected an object.`);
+}
+
+/** @param {string} name @param {unknown} value */
+function objects(name, value) {
+  if (value === null || (Array.isArray(value) && value.every(isObject))) return value;
+  throw new RangeError(`${name} is ${shown(value)}; expected a list of objects.`);
 }
 
 /** @param {string} name @param {any} value @returns {number[]} */

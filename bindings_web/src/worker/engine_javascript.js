@@ -117,8 +117,11 @@ class Model {
    * @returns {Promise<Request>}
    */
   async #request(reply) {
-    const { tokenizer, manifest } = this.#loaded;
+    const { tokenizer, manifest, engine } = this.#loaded;
     const { sampling, max_tokens } = this.#defaults;
+    if (reply.stop_tokens?.some((token) => token >= engine.vocabulary)) {
+      throw new RangeError(`stop_tokens is [${reply.stop_tokens}]; expected a list of token ids, 0 to ${engine.vocabulary - 1}.`);
+    }
     const special = reply.stop.map((text) => tokenizer.tokenId(text)); // those whose text never comes
     const stopTokens = new Set(reply.stop_tokens ?? manifest.tokens.stop);
     for (const token of special) if (token !== null && tokenizer.specialTokens.has(token)) stopTokens.add(token);

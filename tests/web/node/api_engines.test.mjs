@@ -8,6 +8,7 @@ import { all, endWorkers, given, loaded, lose, settled } from "./api.mjs";
 after(endWorkers);
 
 const SAID = [{ role: "user", content: "hello there" }];
+const REFUSED = { stop_tokens: [99999999], seed: 2 ** 53, tools: {}, documents: [5], variables: 3, response_format: "json" };
 const GREEDY = { temperature: 0, stop_tokens: [] };
 
 test("completions have OpenAI's shapes", async () => {
@@ -84,6 +85,11 @@ test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide i
   await assert.rejects(python.llm.generate(long), { name: "ContextFull", tokens: long.length, limit: given.model.context });
   await assert.rejects(python.llm.generate("x", { top_p: 7 }), { name: "RangeError", message: /top_p is 7/ });
   await assert.rejects(python.llm.generate("x", { temperature: NaN }), { name: "RangeError", message: /temperature is/ });
+  for (const [name, value] of Object.entries(REFUSED)) {
+    for (const { llm } of [script, python]) {
+      await assert.rejects(llm.generate(SAID, { [name]: value }), { name: "RangeError", message: new RegExp(`^${name} is .*; expected`) }, name);
+    }
+  }
   const talk = python.llm.conversation({ system: "be brief" });
   const first = await all(talk.say("hello", { ...GREEDY, max_tokens: 5 }));
   const second = await all(talk.say("and now", { ...GREEDY, max_tokens: 5 }));
