@@ -5,7 +5,6 @@ import { cache, conversations, devices } from "./page/site_queries.js";
 import { Conversation } from "./page/conversation.js";
 import { Link } from "./page/worker_client.js";
 import { lostError, cancelledChunk } from "./worker/protocol.js";
-import { Completions } from "./page/openai.js";
 import { hasImages, portable } from "./images/parts.js";
 import { loadOf, messagesOf, replyOf } from "./page/options.js";
 import { start } from "./page/create_worker.js";
@@ -15,6 +14,7 @@ export { Conversation };
 
 /**
  * @import { About, EngineName, Load, Reply } from "./worker/protocol.js"
+ * @import { Completions } from "./page/openai.js"
  * @import { Placed } from "./page/create_worker.js"
  */
 
@@ -79,7 +79,11 @@ export class EmbedLLM {
     this.#options = options;
     /** @param {readonly Message[]} messages @param {ReplyOptions} [options] */
     const chat = (messages, options) => this.#chat(messages, options);
-    const completions = new Completions({ name: () => this.name, chat });
+    const create = async (/** @type {any} */ request, /** @type {{signal?: AbortSignal}} */ options) => {
+      const { Completions } = await import("./page/openai.js"); // most pages have no use for it
+      return new Completions({ name: () => this.name, chat }).create(request, options);
+    };
+    const completions = /** @type {Pick<Completions, "create">} */ ({ create });
     /**
      * The reply to messages, chunk by chunk; chat.completions.create() has it in OpenAI's shapes. Leaving the loop early
      * cancels it.

@@ -16,7 +16,8 @@ import pytest
 WEB = Path(__file__).parents[2] / "bindings_web"
 # bytes, some above what they were in November 2026: they grow by a decision, not by the way
 LIMITS = {
-    "the page": 17_000,
+    "the page": 16_000,
+    "OpenAI's shapes": 3_800,
     "the worker": 50_500,
     "downloads": 5_500,
     "WebGPU": 43_000,
@@ -38,6 +39,7 @@ LIMITS = {
     "images of LFM2-VL": 3_100,
 }
 LATER = {
+    "openai": "OpenAI's shapes",
     "download": "downloads",
     "webgpu_engine": "WebGPU",
     "probe": "WebGPU",
