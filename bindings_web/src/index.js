@@ -5,7 +5,7 @@ import { cache, conversations, devices } from "./page/site_queries.js";
 import { Conversation } from "./page/conversation.js";
 import { Link } from "./page/worker_client.js";
 import { lostError, cancelledChunk } from "./worker/protocol.js";
-import { hasImages, portable } from "./images/parts.js";
+import { hasImages, postable } from "./images/parts.js";
 import { loadOf, messagesOf, replyOf } from "./page/options.js";
 import { start } from "./page/create_worker.js";
 
@@ -68,6 +68,7 @@ export class EmbedLLM {
   /** @type {import("./page/conversation.js").Speaker} */
   #speaker = {
     stream: (reply, signal) => this.#stream(reply, signal),
+    takesImages: () => this.takesImages,
     forget: (conversation) => this.#link?.tell("forget", { conversation }),
     save: async (params) => (this.#link ?? (await this.#restarted())).call("save", params),
     restore: async (params) => (this.#link ?? (await this.#restarted())).call("restore", params),
@@ -154,7 +155,8 @@ export class EmbedLLM {
 
   /** As generate(), chunk by chunk. @param {Prompt} prompt @param {ReplyOptions} [options] */
   async *stream(prompt, options = {}) {
-    yield* this.#stream(replyOf(hasImages(prompt) ? await portable(prompt) : prompt, options, null), options.signal);
+    const posted = hasImages(prompt) ? await postable(prompt, this.takesImages) : prompt;
+    yield* this.#stream(replyOf(posted, options, null), options.signal);
   }
 
   /** A chat that remembers. @param {ConversationOptions} [options] its beginning, or what save() gave */

@@ -196,9 +196,12 @@ FORMS = """async ([url, question]) => {
   const message = (...images) => ({ role: "user",
     content: [...images.map((image) => ({ type: "image", image })), { type: "text", text: question }] });
   const texts = {};
+  const read = FileReader.prototype.readAsDataURL;
+  FileReader.prototype.readAsDataURL = () => { throw new Error("the page is to post a file as it is"); };
   for (const [name, image] of Object.entries(images)) {
     texts[name] = (await llm.generate([message(image)], options)).text;
   }
+  FileReader.prototype.readAsDataURL = read;
   const talk = llm.conversation();
   for await (const _ of talk.say(message(blob), options));
   let last;
@@ -207,6 +210,26 @@ FORMS = """async ([url, question]) => {
   const many = await llm.generate([message(...Array(8).fill(blob))], options).catch(({ name }) => name);
   return { texts, cached: last.statistics.cached_tokens, many,
     history: [content[0].image_url.url.slice(0, 22), content[1].text, reply.content] };
+}"""
+
+
+def test_the_data_url_of_a_large_file_is_that_of_its_bytes(page: Page) -> None:
+    """It is read in pieces, of which one more ends at each of their lengths."""
+    assert page.evaluate(URLS_OF) == [True] * 4
+
+
+URLS_OF = """async () => {
+  const { storable } = await import("/src/images/parts.js");
+  const found = [];
+  for (const length of [1, 3 << 19, (3 << 19) + 1, 4_000_001]) {
+    const bytes = Uint8Array.from({ length }, (_, place) => place % 251);
+    const image = new Blob([bytes], { type: "image/png" });
+    const { content: [{ image_url: { url } }] } = await storable({ role: "user", content: [{ type: "image", image }] });
+    const read = new Uint8Array(await (await fetch(url)).arrayBuffer());
+    const isSame = read.length === length && read.every((byte, place) => byte === place % 251);
+    found.push(isSame && url.startsWith("data:image/png;base64,"));
+  }
+  return found;
 }"""
 
 

@@ -1,73 +1,39 @@
-// What a page gives as an image, as a data URL: encoded files as they are, pixels as PNG, which loses nothing.
+// Images of a conversation's history as data URLs, which JSON can hold.
 
-import { checkBytes, checkSize, dataStart, imageOf } from "./limits.js";
-import { hasImages, isImagePart } from "./parts.js";
+import { imageOf } from "./limits.js";
+import { withImages } from "./parts.js";
+
+const PIECE_BYTES = 3 << 19; // of a file that are read at once: a long task otherwise. Base64 of multiples of 3 can be joined
 
 /**
- * Messages whose images are data URLs. Rejects with RangeError, which names the message, for what is no image.
+ * A message with data URLs in place of Blobs.
  *
- * @param {any} messages
+ * @param {any} message as blobs.js gives it
  * @returns {Promise<any>}
  */
-export function withDataUrls(messages) {
-  return Promise.all(messages.map(async (/** @type {any} */ message, /** @type {number} */ place) => {
-    if (!hasImages([message])) return message;
-    const shown = (/** @type {any} */ part) => (isImagePart(part) ? urlPart(part, place) : part);
-    return { ...message, content: await Promise.all(message.content.map(shown)) };
-  }));
+export function withDataUrls(message) {
+  return withImages(message, async (part) => {
+    const image = imageOf(part);
+    return image instanceof Blob ? { type: "image_url", image_url: { url: await dataUrl(image) } } : part;
+  });
 }
 
-/** @param {Record<string, any>} part @param {number} place of its message */
-async function urlPart(part, place) {
-  try {
-    return { type: "image_url", image_url: { url: await dataUrl(imageOf(part)) } };
-  } catch (error) {
-    throw new RangeError(`messages[${place}]: ${error instanceof Error ? error.message : error}`, { cause: error });
+/** @param {Blob} file @returns {Promise<string>} */
+async function dataUrl(file) {
+  let url = `data:${file.type || "application/octet-stream"};base64,`;
+  for (let at = 0; at < file.size; at += PIECE_BYTES) {
+    const piece = await readDataUrl(file.slice(at, at + PIECE_BYTES));
+    url += piece.slice(piece.indexOf(",") + 1);
   }
+  return url;
 }
 
-/** @param {any} image @returns {Promise<string>} */
-async function dataUrl(image) {
-  if (typeof image === "string") {
-    dataStart(image);
-    return image;
-  }
-  const isBytes = image instanceof ArrayBuffer || ArrayBuffer.isView(image);
-  const file = image instanceof Blob ? image : isBytes ? new Blob([/** @type {BlobPart} */ (image)]) : await png(image);
-  checkBytes(file.size);
+/** @param {Blob} piece @returns {Promise<string>} */
+function readDataUrl(piece) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(/** @type {string} */ (reader.result));
     reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
+    reader.readAsDataURL(piece);
   });
-}
-
-/** The pixels of a canvas, an ImageBitmap, ImageData, a VideoFrame or an element. @param {any} image */
-async function png(image) {
-  let bitmap;
-  try {
-    await image?.decode?.(); // an <img> that is still loading
-    bitmap = await createImageBitmap(image);
-  } catch (error) {
-    const found = image?.constructor?.name ?? typeof image;
-    throw new RangeError(
-      `an image is a ${found} that cannot be drawn (${error instanceof Error ? error.message : error}); expected a data ` +
-        "URL, a Blob, bytes, a canvas, an ImageBitmap, ImageData or an <img> that has loaded.",
-    );
-  }
-  const { width, height } = bitmap;
-  try {
-    checkSize(width, height);
-    const canvas = new OffscreenCanvas(width, height);
-    /** @type {OffscreenCanvasRenderingContext2D} */ (canvas.getContext("2d")).drawImage(bitmap, 0, 0);
-    return await canvas.convertToBlob({ type: "image/png" });
-  } catch (error) {
-    if (!(error instanceof DOMException) || error.name !== "SecurityError") throw error;
-    throw new RangeError(
-      "the image is of another site, which does not let this page read its pixels; load it with crossorigin, or give a file.",
-    );
-  } finally {
-    bitmap.close();
-  }
 }

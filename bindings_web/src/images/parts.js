@@ -17,12 +17,35 @@ export const isEncodedHere = (vision) => Boolean(vision) && ENCODERS.includes(vi
 export const takesImages = ({ manifest }) => isEncodedHere(/** @type {any} */ (manifest.architecture)?.vision);
 
 /**
- * Messages with their images as data URLs, which can be posted and stored.
+ * A message with other parts in place of its images.
  *
- * @template P
- * @param {P} messages
- * @returns {Promise<P>}
+ * @param {any} message @param {(part: any) => any} replace
+ * @returns {Promise<any>}
  */
-export async function portable(messages) {
-  return (await import("./data_url.js")).withDataUrls(messages);
+export async function withImages(message, replace) {
+  if (!hasImages([message])) return message;
+  const parts = message.content.map((/** @type {any} */ part) => (isImagePart(part) ? replace(part) : part));
+  return { ...message, content: await Promise.all(parts) };
+}
+
+/**
+ * Messages with their images as Blobs or data URLs, which can be posted.
+ *
+ * @param {any} messages
+ * @param {boolean} areTaken else they are left out, and the worker says why the model takes none
+ * @returns {Promise<any>}
+ */
+export async function postable(messages, areTaken) {
+  if (areTaken) return (await import("./blobs.js")).withBlobs(messages);
+  return Promise.all(messages.map((/** @type {any} */ message) => withImages(message, ({ type }) => ({ type }))));
+}
+
+/**
+ * A message with its images as data URLs, which can be stored.
+ *
+ * @param {any} message as postable() gives it
+ * @returns {Promise<any>}
+ */
+export async function storable(message) {
+  return (await import("./data_url.js")).withDataUrls(message);
 }

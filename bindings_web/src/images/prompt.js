@@ -161,9 +161,7 @@ export class ModelImages {
 
   /** @param {Record<string, any>} part @returns {Promise<Image>} */
   async #opened(part) {
-    const url = imageOf(part);
-    if (typeof url !== "string") throw new RangeError("an image is no data URL; expected one: data:image/png;base64,...");
-    const bytes = bytesOf(url);
+    const bytes = await bytesOf(imageOf(part));
     const hash = hexadecimal(this.#loaded.sha256(bytes));
     /** @type {Rgb[] | null} of a new image, until they are encoded */
     let made = null;
@@ -187,13 +185,18 @@ export class ModelImages {
   }
 }
 
-/** @param {string} url a data URL @returns {Uint8Array<ArrayBuffer>} */
-function bytesOf(url) {
+/** @param {unknown} image a Blob or a data URL @returns {Promise<Uint8Array<ArrayBuffer>>} */
+async function bytesOf(image) {
+  if (image instanceof Blob) {
+    checkBytes(image.size);
+    return new Uint8Array(await image.arrayBuffer());
+  }
+  if (typeof image !== "string") throw new RangeError("an image is no data URL; expected one: data:image/png;base64,...");
+  const start = dataStart(image);
   let letters;
   try {
-    letters = atob(url.slice(dataStart(url)));
-  } catch (error) {
-    if (error instanceof RangeError) throw error;
+    letters = atob(image.slice(start));
+  } catch {
     throw new RangeError("an image is not valid base64. Send the whole file.");
   }
   const bytes = new Uint8Array(letters.length);

@@ -1,6 +1,6 @@
 // A chat that remembers its history on the page, and the KV cache of it in the worker: as embedllm/model/conversation.py.
 
-import { hasImages, portable } from "../images/parts.js";
+import { hasImages, postable, storable } from "../images/parts.js";
 import { replyOf, messagesOf } from "./options.js";
 
 /**
@@ -24,7 +24,7 @@ import { replyOf, messagesOf } from "./options.js";
 /**
  * What it needs of the model.
  *
- * @typedef {{stream: (reply: Reply, signal?: AbortSignal) => AsyncGenerator<Chunk, void, void>,
+ * @typedef {{stream: (reply: Reply, signal?: AbortSignal) => AsyncGenerator<Chunk, void, void>, takesImages: () => boolean,
  *   forget: (conversation: number) => void, save: (params: Params["save"]) => Promise<void>,
  *   restore: (params: Params["restore"]) => Promise<Saved>}} Speaker
  */
@@ -86,7 +86,11 @@ export class Conversation {
     this.#isRunning = true;
     try {
       let messages = messagesOf([...this.messages, said]);
-      if (hasImages(messages)) said = (messages = await portable(messages))[messages.length - 1];
+      if (hasImages(messages)) {
+        const areTaken = this.#speaker.takesImages();
+        messages = await postable(messages, areTaken);
+        if (areTaken) said = await storable(messages[messages.length - 1]);
+      }
       const reply = replyOf(messages, { ...options, tools, variables }, this.#key);
       for await (const chunk of this.#speaker.stream(reply, options.signal)) {
         content += chunk.text;

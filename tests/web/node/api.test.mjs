@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { getEventListeners, setMaxListeners } from "node:events";
 import test, { after } from "node:test";
 
+import { postable } from "../../../bindings_web/src/images/parts.js";
 import { EmbedLLM } from "../../../bindings_web/src/index.js";
 import { all, endWorkers, given, loaded, lose, madeBridge, settled, textOf, workers } from "./api.mjs";
 
@@ -101,6 +102,21 @@ test("what is not known is refused by its name, before anything runs", async () 
   await assert.rejects(EmbedLLM.load("x:y", { engine: /** @type {any} */ ("c") }), /engine is 'c'/);
   await assert.rejects(EmbedLLM.load("x:y", { urls: /** @type {any} */ ({ ort: "z" }) }), /urls has 'ort'; expected of: onnxruntime/);
   llm.close();
+});
+
+test("images for a model that takes none are refused before they are read", async () => {
+  const { llm } = await loaded();
+  const image = new Proxy(new Blob(["x"]), { get: () => assert.fail("it is read") });
+  const said = { role: "user", content: [{ type: "image", image }, { type: "text", text: "what is it?" }] };
+  const refused = { name: "RangeError", message: /reads text only: it takes no images/ };
+  await assert.rejects(llm.generate([said]), refused);
+  await assert.rejects(llm.chat.completions.create({ messages: [said] }), refused);
+  const talk = llm.conversation();
+  await assert.rejects(all(talk.say(said)), refused);
+  assert.equal(talk.messages.length, 0);
+  llm.close();
+  const bare = [{ role: "user", content: "hi" }, { role: "user", content: [{ type: "image_url" }] }];
+  await assert.rejects(postable(bare, true), /messages\[1\]: a part of the type 'image_url' has 0 images/);
 });
 
 test("errors keep their class and their fields", async () => {
