@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def check_path(path: object) -> None:
-    """Raises TypeError for what names no folder, ValueError for an empty name."""
+    """Raises TypeError for what names no folder, PackageError for an empty name."""
     if not isinstance(path, str) and not (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
         raise TypeError(f"the model is {reprlib.repr(path)}; expected the path of a folder or a name, as text or Path.")
     if path == "":  # the folder in which the program runs is "."
-        raise ValueError("the model is an empty text; expected the path of a folder or a name.")
+        raise PackageError("the model is an empty text; expected the path of a folder or a name.")
 
 
 def find_package(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from embedllm import Chunk, Completion, ContextFull, Model, Sampling, TemplateError, load
+from embedllm import Chunk, Completion, ContextFull, Model, PackageError, Sampling, TemplateError, load
 from embedllm.export import convert
 from tests.support.tiny import tiny_checkpoint
 
@@ -57,7 +57,7 @@ def test_a_model_is_neither_pickled_nor_copied(llm: Model) -> None:
 
 
 def test_an_empty_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="the model is an empty text"):
+    with pytest.raises(PackageError, match="the model is an empty text"):
         load("")
 
 
