@@ -27,6 +27,7 @@ from tests.web.support.probes import probed
 from tests.web.support.server import Fault, WebServer
 from tests.web.support.site import urls
 from tests.web.support.software_gpu import SOFTWARE
+from tests.web.support.stored import damage
 
 pytestmark = pytest.mark.browser
 
@@ -133,6 +134,27 @@ def test_a_browser_gives_the_tokens_of_the_desktop(
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
     assert found == expected
     assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + steps - 1
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_stored_weights_of_which_no_session_can_be_made_are_checked(
+    page: Page, web_server: WebServer, tiny_package: MakePackage, is_reachable: bool
+) -> None:
+    folder = tiny_package("llama")
+    opened(page, web_server, folder, "wasm")
+    sha256 = json.loads((folder / MANIFEST).read_text())["files"]["weights.safetensors"]["sha256"]
+    damage(page, sha256, at=9)  # of the header, which names the tensors
+    page.reload()
+    web_server.forget()
+    path = f"/models/{folder.parent.name}-{folder.name}/weights.safetensors"
+    if is_reachable:
+        assert opened(page, web_server, folder, "wasm")["device"] == "wasm"
+        assert len(web_server.requests(path)) == 1
+    else:
+        web_server.fault(path, Fault(cut_after=0))
+        with pytest.raises(BrowserError, match=r"the stored 'weights\.safetensors' was damaged .* is removed; cannot"):
+            opened(page, web_server, folder, "wasm")
+        web_server.fault(path, None)
 
 
 def test_weights_come_while_a_gpu_is_probed_and_for_nobody_if_it_fails(

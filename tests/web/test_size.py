@@ -19,7 +19,7 @@ LIMITS = {
     "the page": 16_000,
     "OpenAI's shapes": 3_800,
     "the worker": 50_500,
-    "downloads": 5_500,
+    "downloads": 6_500,
     "WebGPU": 43_000,
     "WebAssembly": 4_000,
     "recurrent states": 3_000,
@@ -41,7 +41,7 @@ LIMITS = {
 }
 LATER = {
     "openai": "OpenAI's shapes",
-    "download": "downloads",
+    "renew": "downloads",
     "webgpu_engine": "WebGPU",
     "probe": "WebGPU",
     "wasm_engine": "WebAssembly",

@@ -17,6 +17,7 @@ from tests.web.support.browser import Browser
 from tests.web.support.calls import PATIENCE_S, BrowserError, awaited, until
 from tests.web.support.page import Context, Page
 from tests.web.support.server import Fault, WebServer
+from tests.web.support.stored import damage
 
 pytestmark = pytest.mark.browser
 
@@ -289,6 +290,101 @@ def test_right_blocks_under_the_hash_of_another_file_do_not_take_its_place(
     page.in_worker(LOAD, web_server.serve("/models/evil", tmp_path / "evil"))
     assert digest(WEIGHTS) not in page.in_worker(STORED)
     assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
+
+
+LATER = "const now = Date.now; Date.now = () => now() + argument * 86_400_000;"
+
+
+def was_checked(steps: list[dict[str, Any]]) -> bool:
+    """Whether the stored weights were read for a check."""
+    return ("weights.safetensors", "check") in {(step["file"], step["phase"]) for step in steps}
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.onnx"])
+def test_texts_and_graphs_are_checked_at_each_load(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path, name: str
+) -> None:
+    written = (tmp_path / "tiny" / name).read_bytes()
+    read = f"return (await opened.file('{name}')).text()"
+    page.in_worker(LOAD, url)
+    page.in_worker(read)
+    damage(page, digest(written))
+    page.reload()
+    web_server.forget()
+    page.in_worker(LOAD, url)
+    assert page.in_worker(read) == written.decode()
+    assert len(web_server.requests(f"/models/tiny/{name}")) == 1
+    assert any(f"the stored '{name}' was damaged" in line for line in page.console)
+
+
+@pytest.mark.parametrize("has_blocks", [True, False])
+def test_stored_weights_that_changed_are_checked_before_their_use(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path, has_blocks: bool
+) -> None:
+    name = with_blocks(tmp_path / "tiny") if has_blocks else digest(WEIGHTS)
+    page.in_worker(LOAD, url)
+    damage(page, name, 300_000, dated=True)
+    page.reload()
+    result = page.in_worker(LOAD, url)
+    assert result["sha256"] == digest(WEIGHTS)
+    assert ranges(web_server) == [None, None]
+    page.reload()
+    assert not was_checked(page.in_worker(LOAD, url)["progress"])
+    assert len(ranges(web_server)) == 2
+
+
+@pytest.mark.parametrize("has_blocks", [True, False])
+def test_stored_weights_are_checked_again_after_thirty_days(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path, has_blocks: bool
+) -> None:
+    name = with_blocks(tmp_path / "tiny") if has_blocks else digest(WEIGHTS)
+    page.in_worker(LOAD, url)
+    damage(page, name, 300_000)
+    page.reload()
+    page.in_worker(LATER, 29)
+    assert page.in_worker(LOAD, url)["sha256"] != digest(WEIGHTS)
+    page.reload()
+    page.in_worker(LATER, 31)
+    assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
+    assert ranges(web_server) == [None, None]
+
+
+def test_large_weights_without_blocks_are_checked_where_they_changed_only(page: Page) -> None:
+    """JavaScript would hash them for a minute."""
+    code = """
+        const {isRight} = await import("/src/storage/checks.js");
+        const place = {isDisk: true, record: async () => JSON.stringify({of: [5, Date.now() - 365 * 86_400_000]})};
+        const right = (bytes, lastModified) =>
+            isRight({size: bytes, lastModified}, "of", {name: "weights.safetensors", bytes, sha256: "of"}, place);
+        return [await right(2 ** 26 + 1, 5), await right(2 ** 26 + 1, 6), await right(2 ** 26, 5)];
+    """
+    assert page.in_worker(code) == [True, False, False]
+
+
+def test_weights_under_suspicion_are_checked_at_once(web_server: WebServer, page: Page, url: str) -> None:
+    page.in_worker(LOAD, url)
+    suspect = "const file = await opened.file('weights.safetensors', {isSuspect: true}); return file.lastModified"
+    before = page.in_worker(suspect)
+    assert ranges(web_server) == [None]
+    damage(page, digest(WEIGHTS))
+    assert page.in_worker(suspect) != before
+    assert ranges(web_server) == [None, None]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "weights.safetensors"])
+def test_a_damaged_file_without_a_network_is_named_with_its_remedy(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path, name: str
+) -> None:
+    page.in_worker(LOAD, url)
+    stored = digest((tmp_path / "tiny" / name).read_bytes())
+    damage(page, stored, dated=True)
+    for path in ("/models/tiny/embedllm.json", f"/models/tiny/{name}"):
+        web_server.fault(path, Fault(cut_after=0))
+    page.reload()
+    message = refused(page, url)
+    assert f"the stored '{name}' was damaged (its sha256 is" in message
+    assert "Load again when the network is back" in message
+    assert stored not in page.in_worker(STORED)
 
 
 def test_texts_do_not_wait_for_one_another(web_server: WebServer, page: Page, url: str) -> None:

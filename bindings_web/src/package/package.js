@@ -40,7 +40,8 @@ export class Package {
   /**
    * A listed file whose sha256 was checked, downloaded if it is not stored. Reading it locks nothing.
    * @param {string} name
-   * @param {Options} [options]  where they differ from those of openPackage
+   * @param {Options & {isSuspect?: boolean}} [options]  where they differ from those of openPackage; isSuspect: it is hashed,
+   *   however lately it was
    * @returns {Promise<File | Blob>}
    */
   async file(name, options = {}) {

@@ -1,7 +1,7 @@
 // One file from the network: resumed where it stopped, checked by its hashes, tried again where it may help.
 
 import { PackageError } from "../errors.js";
-import { BlockHashes, Hashes } from "./hashes.js";
+import { BlockHashes, Hashes, hashStored } from "./hashes.js";
 import { checkedBlocks } from "./stored_name.js";
 
 /**
@@ -19,7 +19,6 @@ import { checkedBlocks } from "./stored_name.js";
  * @typedef {{onProgress: OnProgress, signal?: AbortSignal}} Options
  */
 
-const BLOCK = 1 << 22; // read at once to continue a hash
 const TRIES = 4; // that bring nothing new, before it is given up
 const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]); // statuses that may be others a moment later
 const LONGEST_WAIT_MS = 30_000;
@@ -81,26 +80,6 @@ async function fetchSource(piece, growing, hashes, means) {
     `'${piece.name}' is damaged, downloaded twice from ${piece.url}: ${wrong}. If the model there was updated just ` +
       "now, load it again; else put the exported folder there again, whole.",
   );
-}
-
-/**
- * Continues the hashes by what is there of a piece.
- * @param {Piece} piece
- * @param {Growing} growing
- * @param {Hashes | BlockHashes} hashes
- * @param {Means & Options} means
- */
-async function hashStored({ name, start, bytes }, growing, hashes, { onProgress, signal }) {
-  const total = growing.size();
-  const end = Math.min(total, start + bytes);
-  for (let at = start; at < end; ) {
-    signal?.throwIfAborted();
-    const block = await growing.read(at, Math.min(BLOCK, end - at));
-    await hashes.update(block);
-    at += block.length;
-    onProgress({ file: name, loaded: at, total, phase: "check" });
-    await wait(0); // so that a message that aborts comes through
-  }
 }
 
 /**

@@ -1,6 +1,6 @@
 // The sha256 of a file that grows piece by piece: of the piece that is written now, and of all so far. Or of its blocks.
 
-import { hex } from "./stored_name.js";
+import { digest, hex } from "./stored_name.js";
 
 /**
  * @typedef {{update: (data: Uint8Array) => unknown, digest: () => Uint8Array, clone: () => Hash}} Hash
@@ -111,6 +111,24 @@ export class BlockHashes {
 }
 
 const MOST_AT_ONCE = 4; // blocks that are hashed
+const BLOCK = 1 << 22; // read at once to continue a hash
 
-/** @param {Uint8Array<ArrayBuffer>} bytes copied at once */
-const digest = async (bytes) => hex(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)));
+/**
+ * Continues the hashes by what is stored of a piece.
+ * @param {{name: string, start: number, bytes: number}} piece
+ * @param {Pick<import("./opfs.js").Growing, "size" | "read">} stored
+ * @param {Hashes | BlockHashes} hashes
+ * @param {import("./download.js").Options} options
+ */
+export async function hashStored({ name, start, bytes }, stored, hashes, { onProgress, signal }) {
+  const total = stored.size();
+  const end = Math.min(total, start + bytes);
+  for (let at = start; at < end; ) {
+    signal?.throwIfAborted();
+    const block = await stored.read(at, Math.min(BLOCK, end - at));
+    await hashes.update(block);
+    at += block.length;
+    onProgress({ file: name, loaded: at, total, phase: "check" });
+    await new Promise((done) => setTimeout(done)); // so that a message that aborts comes through
+  }
+}

@@ -1,6 +1,7 @@
 // What this site keeps of models: files by their sha256, shared between models, and a record of each model.
 
 import { folderOf } from "../package/address.js";
+import { isRight } from "./checks.js";
 import { openPlace } from "./opfs.js";
 import { PackageError } from "../errors.js";
 import { ifFree, locked } from "./locks.js";
@@ -14,6 +15,7 @@ import { throttled } from "../worker/throttle.js";
  * @typedef {import("./opfs.js").Place} Place
  * @typedef {import("./download.js").Wanted} Wanted
  * @typedef {import("./download.js").OnProgress} OnProgress
+ * @typedef {import("./download.js").Progress} Progress
  * @typedef {import("./hashes.js").Sha256} Sha256
  * @typedef {import("./download.js").Means} Means
  * @typedef {import("./model_record.js").Model} Model
@@ -55,32 +57,33 @@ export class Store {
   }
 
   /**
-   * A file whose sha256 was checked: the stored one, or it is downloaded. Reading it locks nothing.
+   * A file whose sha256 was checked: the stored one, or it is downloaded, in place of a damaged one too. Reading it locks
+   * nothing.
    *
-   * Tabs that want the same file wait for the one that downloads it. Throws PackageError or the signal's reason.
+   * isSuspect: it is hashed, however lately it was (checks.js). Tabs that want the same file wait for the one
+   * that downloads it. Throws PackageError or the signal's reason.
    * @param {Wanted} wanted
-   * @param {{onProgress?: OnProgress, signal?: AbortSignal}} [options]
+   * @param {{onProgress?: OnProgress, signal?: AbortSignal, isSuspect?: boolean}} [options]
    * @returns {Promise<File | Blob>}
    */
-  async file(wanted, { onProgress, signal } = {}) {
+  async file(wanted, { onProgress, signal, isSuspect } = {}) {
     const tell = throttled(onProgress);
     const lock = `embedllm ${storedName(wanted)}`;
     const others = new BroadcastChannel(lock);
     others.onmessage = ({ data }) => tell({ ...data, file: wanted.name });
+    const telling = (/** @type {Progress} */ progress) => {
+      tell(progress);
+      others.postMessage(progress);
+    };
     try {
       const make = async () => {
-        const made = await this.#stored(wanted); // by another tab, in the meantime
+        const made = await this.#stored(wanted, isSuspect); // by another tab, in the meantime
         if (made) return made;
-        await this.#make(wanted, {
-          signal,
-          onProgress: (progress) => {
-            tell(progress);
-            others.postMessage(progress);
-          },
-        });
-        return this.#stored(wanted);
+        const { renew } = await import("./renew.js"); // of no use where all is stored
+        const needRoom = () => this.needRoom([wanted]);
+        return renew(wanted, { ...this.#means, place: this.#place, needRoom, signal, onProgress: telling });
       };
-      const file = (await this.#stored(wanted)) ?? (await locked(lock, signal, make));
+      const file = (await this.#stored(wanted, isSuspect)) ?? (await locked(lock, signal, make));
       if (!file) throw new PackageError(`'${wanted.name}' was removed while it was loaded. Load the model again.`);
       onProgress?.({ file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase: "download" });
       return file;
@@ -186,31 +189,18 @@ export class Store {
     await roomFor("what is known of the model", () => text.length, () => this.#place.write(this.#key(model.url), text));
   }
 
-  /** @param {Wanted} wanted */
-  async #stored(wanted) {
+  /**
+   * The stored file, if it can be used as it is.
+   * @param {Wanted} wanted
+   * @param {boolean} [isSuspect]
+   */
+  async #stored(wanted, isSuspect) {
+    if (isSuspect) return null;
     for (const name of storedNames(wanted)) {
       const file = await this.#place.file(name);
-      if (file?.size === wanted.bytes) return file;
+      if (file?.size === wanted.bytes && (await isRight(file, name, wanted, this.#place))) return file;
     }
     return null;
-  }
-
-  /**
-   * @param {Wanted} wanted
-   * @param {{onProgress: OnProgress, signal?: AbortSignal}} options
-   */
-  async #make(wanted, { onProgress, signal }) {
-    const { download } = await import("./download.js"); // of no use where all is stored
-    await this.needRoom([wanted]);
-    const what = `'${wanted.name}'`;
-    const growing = await roomFor(what, () => wanted.bytes, () => this.#place.part(storedName(wanted)));
-    const missing = () => wanted.bytes - growing.size();
-    try {
-      const means = { ...this.#means, onProgress, signal };
-      await roomFor(what, missing, () => download(wanted, growing, means));
-    } finally {
-      growing.close();
-    }
   }
 
   /** Removes the files that no model lists, but not those that are being written. */

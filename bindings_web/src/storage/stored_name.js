@@ -15,3 +15,6 @@ export const storedName = (wanted) => checkedBlocks(wanted)?.root ?? wanted.sha2
 
 /** @param {Uint8Array} bytes */
 export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+/** @param {Uint8Array<ArrayBuffer>} bytes copied at once */
+export const digest = async (bytes) => hex(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)));

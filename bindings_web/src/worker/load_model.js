@@ -8,6 +8,7 @@ import { DeviceError } from "../errors.js";
 import { checkedUrls, libraryUrl, loadLibrary } from "../libraries.js";
 import { WEIGHTS } from "../package/manifest.js";
 import { openPackage } from "../package/package.js";
+import { dateOf } from "../storage/checks.js";
 import { Store } from "../storage/store.js";
 import { TextCodec } from "../tokenizer/tokenizer.js";
 
@@ -76,14 +77,18 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
       refused.push({ ...device, available: false, reason: graph.reason, remedy: graph.remedy });
       continue;
     }
-    const weights = await weightsOf();
     const activations = graph.activations === "float16" ? /** @type {const} */ ("float16") : /** @type {const} */ ("float32");
     const [ofWeights, ofGraph] = [WEIGHTS, graph.file].map((name) => opened.manifest.files[name].sha256);
-    const parts = { graph: await opened.file(graph.file), weights, activations, decoder, hash: `${ofGraph} ${ofWeights}` };
+    const parts = { weights: await weightsOf(), graph: await opened.file(graph.file), activations, decoder, hash: `${ofGraph} ${ofWeights}` };
     onProgress?.({ file: graph.file, loaded: 0, total: 1, phase: "compile" });
     signal?.throwIfAborted();
     try {
-      const engine = await openEngine(device, parts, { base, threads });
+      const engine = await openEngine(device, parts, { base, threads }).catch(async (error) => {
+        const weights = await opened.file(WEIGHTS, { signal: ending, isSuspect: true });
+        if (dateOf(weights) === dateOf(parts.weights)) throw error; // they are not at fault
+        download = Promise.resolve(weights);
+        return openEngine(device, { ...parts, weights }, { base, threads });
+      });
       onProgress?.({ file: graph.file, loaded: 1, total: 1, phase: "compile" });
       const { texts, manifest } = opened;
       const of = { device: device.name, type: activations, context: engine.context };
