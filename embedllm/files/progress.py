@@ -25,4 +25,4 @@ class FileProgress:
     file: str
     loaded: int  # bytes
     total: int  # bytes; 0: not known
-    phase: str  # "download", "check" or "compile"
+    phase: str  # "download", "check", "stored" (it was there already) or "compile"

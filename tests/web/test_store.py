@@ -387,6 +387,14 @@ def test_a_damaged_file_without_a_network_is_named_with_its_remedy(
     assert stored not in page.in_worker(STORED)
 
 
+def test_progress_says_what_is_stored(page: Page, url: str) -> None:
+    page.in_worker(LOAD, url)
+    page.reload()
+    steps = page.in_worker(LOAD, url)["progress"]
+    assert {step["phase"] for step in steps} == {"stored"}
+    assert steps[-1] == {"file": "weights.safetensors", "loaded": 700_001, "total": 700_001, "phase": "stored"}
+
+
 def test_texts_do_not_wait_for_one_another(web_server: WebServer, page: Page, url: str) -> None:
     first, second = "/models/tiny/tokenizer.json", "/models/tiny/more words/chat template.jinja"
     web_server.fault(first, Fault(hold_after=1))

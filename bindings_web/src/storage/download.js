@@ -12,7 +12,7 @@ import { checkedBlocks } from "./stored_name.js";
  *   a file of a model; sources: itself, or the shards that the server has of it, in order
  * @typedef {Source & {name: string, start: number, total: number}} Piece
  *   what a source brings; name: of the file; start: where it begins there; total: bytes of the file
- * @typedef {{file: string, loaded: number, total: number, phase: "download" | "check" | "compile"}} Progress  bytes
+ * @typedef {{file: string, loaded: number, total: number, phase: "download" | "check" | "stored" | "compile"}} Progress  bytes
  * @typedef {(progress: Progress) => void} OnProgress
  * @typedef {{sha256: Sha256, pause: number, patience: number}} Means
  *   pause: ms before a failed request is made again, doubled each time; patience: ms without a byte, then it has failed

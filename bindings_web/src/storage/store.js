@@ -67,7 +67,13 @@ export class Store {
    * @returns {Promise<File | Blob>}
    */
   async file(wanted, { onProgress, signal, isSuspect } = {}) {
-    const tell = throttled(onProgress);
+    const tellSometimes = throttled(onProgress);
+    /** @type {Progress["phase"]} */
+    let phase = "stored";
+    const tell = (/** @type {Progress} */ progress) => {
+      if (progress.phase === "download") phase = "download";
+      tellSometimes(progress);
+    };
     const lock = `embedllm ${storedName(wanted)}`;
     const others = new BroadcastChannel(lock);
     others.onmessage = ({ data }) => tell({ ...data, file: wanted.name });
@@ -85,7 +91,7 @@ export class Store {
       };
       const file = (await this.#stored(wanted, isSuspect)) ?? (await locked(lock, signal, make));
       if (!file) throw new PackageError(`'${wanted.name}' was removed while it was loaded. Load the model again.`);
-      onProgress?.({ file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase: "download" });
+      onProgress?.({ file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase });
       return file;
     } finally {
       others.close();

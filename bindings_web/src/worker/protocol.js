@@ -13,7 +13,7 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
 /**
  * How far the loading of a file has come; loaded and total are bytes, total 0 where it is not known.
  *
- * @typedef {{file: string, loaded: number, total: number, phase: "download" | "check" | "compile"}} Progress
+ * @typedef {{file: string, loaded: number, total: number, phase: "download" | "check" | "stored" | "compile"}} Progress
  */
 
 /**

@@ -10,7 +10,7 @@ import { library, URLS } from "./shared/places.js";
  * @typedef {Parameters<NonNullable<import("../../../bindings_web/src/index.js").LoadOptions["onProgress"]>>[0]} Progress
  */
 
-const WORDS = { download: "Downloading", check: "Checking", compile: "Preparing" };
+const WORDS = { download: "Downloading", check: "Checking", stored: "Reading", compile: "Preparing" };
 
 /** @type {AbortController | null} of what is being loaded */
 let loading = null;
@@ -108,7 +108,7 @@ function shows(is) {
   button("stop-loading").hidden = !is;
   button("load").hidden = is;
   input("url").readOnly = is;
-  showProgress({ file: "the list of files", loaded: 0, total: 0, phase: "download" });
+  showProgress({ file: "the list of files", loaded: 0, total: 0, phase: "stored" });
 }
 
 /** @param {Progress} progress */
