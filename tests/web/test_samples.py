@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.web.support.browser import Browser
-from tests.web.support.calls import until
+from tests.web.support.calls import LONG_S, until
 from tests.web.support.chat_page import ChatPage, packing, serve_sample
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, Fault, WebServer
@@ -145,6 +145,56 @@ def test_a_reply_grows_is_stopped_and_the_chat_outlives_the_page(browser: Browse
     )
     roles = [message["role"] for message in json.loads(exported)["messages"]]
     assert roles == ["user", "assistant"] * (said // 2 + 1)
+
+
+def kept_chats(chat: ChatPage) -> list[list[str]]:
+    """What the user said in each chat that is kept, last changed first."""
+    chats = chat.page.evaluate("async () => (await (await import('./history.js')).History.open()).list()")
+    return [[each["content"] for each in one["messages"] if each["role"] == "user"] for one in chats]
+
+
+def two_tabs(browser: Browser, url: str, **settings: object) -> tuple[ChatPage, ChatPage]:
+    """Both in the same chat, with a turn of the first."""
+    first = ChatPage(browser.context(), url, **settings)
+    first.load()
+    first.ask(QUESTION)
+    second = ChatPage(first.context, url)
+    second.loaded()
+    assert len(second.messages()) == 2
+    return first, second
+
+
+def test_a_tab_goes_on_with_what_was_said_in_another(browser: Browser, url: str) -> None:
+    first, second = two_tabs(browser, url)
+    second.ask(FOLLOWING)
+    first.page.fill("#said", "a draft")
+    first.page.press("Tab", "#said")  # leaves the field
+    assert kept_chats(first) == [[QUESTION, FOLLOWING]]
+    first.page.fill("#said", "show free memory")
+    first.page.press("Enter", "#said")
+    first.page.wait_for("#transcript > li:nth-child(6) .facts", patience_s=LONG_S)
+    assert kept_chats(second) == [[QUESTION, FOLLOWING, "show free memory"]]
+
+
+def test_replies_of_two_tabs_at_once_are_both_kept(browser: Browser, url: str) -> None:
+    first, second = two_tabs(browser, url, max_tokens=1500)
+    first.send(LONG)
+    empty = len(first.reply(4))
+    until(lambda: len(first.reply(4)) > empty + 20)
+    second.set(max_tokens=20)
+    second.page.fill("#said", FOLLOWING)
+    second.page.press("Enter", "#said")
+    second.page.wait_for("#transcript > li:nth-child(4) .facts", patience_s=LONG_S)
+    assert not first.has_replied(4)
+    first.page.click("#stop")
+    first.loaded()
+    assert kept_chats(first) == [[QUESTION, LONG.strip()], [QUESTION, FOLLOWING]]
+    assert len(first.page.texts("#chats option")) == 2
+    first.set(max_tokens=20)
+    first.page.fill("#said", "show free memory")
+    first.page.press("Enter", "#said")
+    first.page.wait_for("#transcript > li:nth-child(6) .facts", patience_s=LONG_S)
+    assert kept_chats(first) == [[QUESTION, LONG.strip(), "show free memory"], [QUESTION, FOLLOWING]]
 
 
 def test_it_works_offline_after_one_visit(browser: Browser, url: str, web_server: WebServer) -> None:

@@ -75,6 +75,7 @@ async function send() {
   const mine = (replying = new AbortController());
   said.value = "";
   await keep(text); // a page that is closed now finds it in the field again
+  await update();
   setImages([]);
   const question = addMessage("user", images);
   question.show(text);
@@ -128,9 +129,20 @@ function unsaid(text, images) {
 async function keep(draft) {
   chat.draft = draft;
   chat.images = waitingImages();
-  if (!draft && !chat.images.length && !chat.messages.length) return history.remove(chat.id);
   chat.changed = Date.now();
-  await history.keep(chat);
+  if (await history.keep(chat)) endConversation(); // it has another id now
+}
+
+/** Goes on from what was said in another tab. */
+async function update() {
+  if (!(await history.update(chat))) return;
+  endConversation();
+  showMessages(chat.messages);
+}
+
+function endConversation() {
+  conversation?.close();
+  conversation = null;
 }
 
 /** The list of chats; the open one is chosen. */
@@ -142,8 +154,7 @@ async function showChats() {
 
 /** @param {Chat} other */
 async function show(other) {
-  conversation?.close();
-  conversation = null;
+  endConversation();
   chat = other;
   said.value = chat.draft;
   setImages(chat.images ?? []); // a chat of an earlier page has none
