@@ -108,6 +108,14 @@ def page(context: Context, web_server: WebServer) -> Page:
     return context.page(web_server.url + "/tests/blank.html")
 
 
+@pytest.fixture
+def lasting(browser: Browser, web_server: WebServer, tmp_path: Path) -> Iterator[Page]:
+    """A page that stores on the disk."""
+    context = browser.context(tmp_path / "profile")
+    yield context.page(web_server.url + "/tests/blank.html")
+    context.close()
+
+
 def ranges(server: WebServer, path: str = PATH) -> list[str | None]:
     return [request.range for request in server.requests(path)]
 
@@ -319,17 +327,16 @@ def test_texts_and_graphs_are_checked_at_each_load(
 
 @pytest.mark.parametrize("has_blocks", [True, False])
 def test_stored_weights_that_changed_are_checked_before_their_use(
-    web_server: WebServer, page: Page, url: str, tmp_path: Path, has_blocks: bool
+    web_server: WebServer, lasting: Page, url: str, tmp_path: Path, has_blocks: bool
 ) -> None:
     name = with_blocks(tmp_path / "tiny") if has_blocks else digest(WEIGHTS)
-    page.in_worker(LOAD, url)
-    damage(page, name, 300_000, dated=True)
-    page.reload()
-    result = page.in_worker(LOAD, url)
-    assert result["sha256"] == digest(WEIGHTS)
+    lasting.in_worker(LOAD, url)
+    damage(lasting, name, 300_000)
+    lasting.reload()
+    assert lasting.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
     assert ranges(web_server) == [None, None]
-    page.reload()
-    assert not was_checked(page.in_worker(LOAD, url)["progress"])
+    lasting.reload()
+    assert not was_checked(lasting.in_worker(LOAD, url)["progress"])
     assert len(ranges(web_server)) == 2
 
 
@@ -373,18 +380,18 @@ def test_weights_under_suspicion_are_checked_at_once(web_server: WebServer, page
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "weights.safetensors"])
 def test_a_damaged_file_without_a_network_is_named_with_its_remedy(
-    web_server: WebServer, page: Page, url: str, tmp_path: Path, name: str
+    web_server: WebServer, lasting: Page, url: str, tmp_path: Path, name: str
 ) -> None:
-    page.in_worker(LOAD, url)
+    lasting.in_worker(LOAD, url)
     stored = digest((tmp_path / "tiny" / name).read_bytes())
-    damage(page, stored, dated=True)
+    damage(lasting, stored)
     for path in ("/models/tiny/embedllm.json", f"/models/tiny/{name}"):
         web_server.fault(path, Fault(cut_after=0))
-    page.reload()
-    message = refused(page, url)
+    lasting.reload()
+    message = refused(lasting, url)
     assert f"the stored '{name}' was damaged (its sha256 is" in message
     assert "Load again when the network is back" in message
-    assert stored not in page.in_worker(STORED)
+    assert stored not in lasting.in_worker(STORED)
 
 
 def test_progress_says_what_is_stored(page: Page, url: str) -> None:
