@@ -97,7 +97,7 @@ async function note(file, name, wanted, place) {
 
 /**
  * @param {Blob} file
- * @param {FileSystemSyncAccessHandle | null} access
+ * @param {import("./opfs.js").OpenFile | null} access
  */
 function reader(file, access) {
   return {

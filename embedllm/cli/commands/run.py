@@ -60,9 +60,14 @@ def run(
     """
     if len(words) > 2 or (len(words) == 2 and not _may_be_model(words[0])):
         raise click.UsageError(f"found {len(words)} texts, from '{words[0]}' on; put TEXT in quotes.")
-    has_model = len(words) == 2 or (len(words) == 1 and not settings.is_model_named and _is_model(words[0]))
-    text = words[-1] if len(words) > has_model else None
-    settings = settings.of_model(words[0] if has_model else None)
+    model, text = None, None
+    for word in words:  # MODEL comes first
+        is_lone_model = len(words) == 1 and not settings.is_model_named and _is_model(word)
+        if is_lone_model or (len(words) == 2 and model is None):
+            model = word
+        else:
+            text = word
+    settings = settings.of_model(model)
     if raw and (settings.system is not None or settings.variables is not None or images):
         raise click.UsageError("--system, --var and --image need the chat template; they cannot be used with --raw.")
     if mcp is not None and (raw or as_json or logprobs is not None):
