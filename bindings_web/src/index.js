@@ -5,7 +5,8 @@ import { cache, conversations, devices } from "./page/site_queries.js";
 import { Conversation } from "./page/conversation.js";
 import { Link } from "./page/worker_client.js";
 import { lostError, cancelledChunk } from "./worker/protocol.js";
-import { hasImages, postable } from "./images/parts.js";
+import { hasImages } from "./images/parts.js";
+import { postable } from "./images/posting.js";
 import { loadOf, messagesOf, replyOf } from "./page/options.js";
 import { start } from "./page/create_worker.js";
 

@@ -219,7 +219,7 @@ def test_the_data_url_of_a_large_file_is_that_of_its_bytes(page: Page) -> None:
 
 
 URLS_OF = """async () => {
-  const { storable } = await import("/src/images/parts.js");
+  const { storable } = await import("/src/images/posting.js");
   const found = [];
   for (const length of [1, 3 << 19, (3 << 19) + 1, 4_000_001]) {
     const bytes = Uint8Array.from({ length }, (_, place) => place % 251);

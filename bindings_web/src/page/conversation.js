@@ -1,6 +1,7 @@
 // A chat that remembers its history on the page, and the KV cache of it in the worker: as embedllm/model/conversation.py.
 
-import { hasImages, postable, storable } from "../images/parts.js";
+import { hasImages } from "../images/parts.js";
+import { postable, storable } from "../images/posting.js";
 import { replyOf, messagesOf } from "./options.js";
 
 /**

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { getEventListeners, setMaxListeners } from "node:events";
 import test, { after } from "node:test";
 
-import { postable } from "../../../bindings_web/src/images/parts.js";
+import { postable } from "../../../bindings_web/src/images/posting.js";
 import { EmbedLLM } from "../../../bindings_web/src/index.js";
 import { all, endWorkers, given, loaded, lose, madeBridge, settled, textOf, workers } from "./api.mjs";
 
