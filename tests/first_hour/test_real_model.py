@@ -30,10 +30,10 @@ def embedllm(home: Path, *arguments: str, stdin: str | None = None) -> subproces
 
 def test_a_gguf_file_answers_and_is_exported_once(home: Path) -> None:
     file = str(published_file(SMOLLM2, "**/*.gguf"))
-    question = "What is the capital of France?"
+    question = "Name the planet that we live on."  # one whose answer is no near tie, as "Paris" is
     first = embedllm(home, "run", file, question, "--temperature", "0", "--max-tokens", "20")
     assert first.returncode == 0, first.stderr
-    assert "Paris" in first.stdout
+    assert "Earth" in first.stdout
     listed = embedllm(home, "list")
     assert listed.stdout.count("SmolLM2-135M-Instruct.Q4_1.gguf") == 1
     kept = sorted((home / "cache").rglob("embedllm.json"))
