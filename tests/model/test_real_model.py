@@ -19,7 +19,7 @@ from tests.support.real import SMOLLM2, published_file
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-ASK: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+ASK: list[Any] = [{"role": "user", "content": "Name the planet that we live on."}]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -47,7 +47,7 @@ def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[embedllm.Mod
 
 def test_a_stream_joins_to_the_reply_and_the_reply_is_right(model: embedllm.Model) -> None:
     whole = model.chat(ASK, temperature=0.0, max_tokens=30)
-    assert "Paris" in whole.text
+    assert "Earth" in whole.text
     assert whole.finish_reason == "stop"
     chunks = list(model.stream(ASK, temperature=0.0, max_tokens=30))
     assert "".join(chunk.text for chunk in chunks) == whole.text
