@@ -83,15 +83,10 @@ class Scheduler:
         for job in [*self.waiting, *self.running]:
             error = DeviceError(f"the engine loop failed ({type(cause).__name__}: {cause}); the log has more.")
             error.__cause__ = cause
-            if job in self.waiting:
-                self.waiting.remove(job)
-                self.running.append(job)
             if job.is_busy:  # its own code had the loop serve others: it ends where it goes on
                 job.cancel.cancel()
-            elif job.steps is not None:
-                self._advance(job, error=error)
             else:
-                self._end(job, error)
+                self._stop(job, error)
 
     def idle_s(self) -> float | None:
         """Seconds until the next request runs out of time; None: none does."""
@@ -148,15 +143,20 @@ class Scheduler:
         now_s = time.monotonic()
         ended = [job for job in [*self.waiting, *self.running] if job.is_over(now_s) and not job.is_busy]
         for job in ended:
-            if job in self.waiting:
-                self.waiting.remove(job)
-                self.running.append(job)
-            if job.steps is not None:
-                self._advance(job, error=Interrupted())
-            else:
+            if job.steps is None:
                 job.outbox.put(job.unstarted(job))
-                self._end(job, None)
+            self._stop(job, None if job.steps is None else Interrupted())
         return bool(ended)
+
+    def _stop(self, job: Job, error: BaseException | None) -> None:
+        """Ends a request that waits or runs: its own code raises the error, where that has begun."""
+        if job in self.waiting:
+            self.waiting.remove(job)
+            self.running.append(job)
+        if job.steps is None:
+            self._end(job, error)
+        else:
+            self._advance(job, error=error)
 
     def _admit(self) -> None:
         while self.waiting and self.active() < self.max_running:

@@ -68,6 +68,7 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
     download.catch(() => {}); // who waits for them is told
     return download;
   };
+  let mayBeDamaged = true; // the weights, until they were hashed for a session that could not be made
   /** @type {Device[]} */
   const refused = [];
   const { order, slower, untried } = await ordered(wish, wished, opened, decoder, threads);
@@ -84,6 +85,8 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
     signal?.throwIfAborted();
     try {
       const engine = await openEngine(device, parts, { base, threads }).catch(async (error) => {
+        if (!mayBeDamaged) throw error;
+        mayBeDamaged = false;
         const weights = await opened.file(WEIGHTS, { signal: ending, isSuspect: true });
         if (dateOf(weights) === dateOf(parts.weights)) throw error; // they are not at fault
         download = Promise.resolve(weights);

@@ -60,13 +60,9 @@ def run(
     """
     if len(words) > 2 or (len(words) == 2 and not _may_be_model(words[0])):
         raise click.UsageError(f"found {len(words)} texts, from '{words[0]}' on; put TEXT in quotes.")
-    model, text = None, None
-    for word in words:  # MODEL comes first
-        is_lone_model = len(words) == 1 and not settings.is_model_named and _is_model(word)
-        if is_lone_model or (len(words) == 2 and model is None):
-            model = word
-        else:
-            text = word
+    model, text = words if len(words) == 2 else (None, words[0] if words else None)
+    if model is None and text is not None and not settings.is_model_named and _is_model(text):
+        model, text = text, None
     settings = settings.of_model(model)
     if raw and (settings.system is not None or settings.variables is not None or images):
         raise click.UsageError("--system, --var and --image need the chat template; they cannot be used with --raw.")
@@ -150,7 +146,7 @@ def _say_logprobs(reply: Completion, llm: Model) -> None:
 
 
 def _may_be_model(word: str) -> bool:
-    return word == "demo" or "/" in word or is_gguf(word) or Path(word).exists()
+    return _is_model(word) or "/" in word or Path(word).exists()
 
 
 def _is_model(word: str) -> bool:

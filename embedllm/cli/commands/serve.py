@@ -239,9 +239,11 @@ def serve(
                           cache_dir=cache_dir, prefix_cache=prefix_cache, max_sequences=max_sequences,
                           max_waiting=max_waiting)  # fmt: skip
     served = served_models(models or ("demo",), options, adapters=adapters, aliases=aliases, pinned=pinned)
-    for path in [one.path for one in served]:  # else it is only said once the model is asked for
-        if path != "demo" and hub_name(path) is None and not Path(path).exists():
-            raise click.UsageError(f"there is no '{path}'; expected a folder, a GGUF file, or 'org/name' of the hub.")
+    for one in served:  # else it is only said once the model is asked for
+        if one.path != "demo" and hub_name(one.path) is None and not Path(one.path).exists():
+            raise click.UsageError(
+                f"there is no '{one.path}'; expected a folder, a GGUF file, or 'org/name' of the hub."
+            )
     pool = ModelPool(served, memory=memory, idle_seconds=idle_unload)
     _log_to_stderr()
     limit_heaps(2)  # models that are unloaded leave less behind
