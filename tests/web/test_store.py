@@ -451,7 +451,7 @@ def test_a_server_without_ranges_is_asked_from_the_start(web_server: WebServer, 
 def test_a_server_without_ranges_that_always_stops_is_given_up(web_server: WebServer, page: Page, url: str) -> None:
     web_server.fault(PATH, Fault(cut_after=300_000, no_ranges=True))
     assert "Load again when the network is back" in refused(page, url)
-    assert len(ranges(web_server)) < 10  # four that bring nothing new; what the others bring is up to timing
+    assert 4 <= len(ranges(web_server)) < 40  # the last four brought nothing new; what others brought is up to timing
 
 
 def test_a_damaged_download_is_made_again_from_the_start_once(web_server: WebServer, page: Page, url: str) -> None:
