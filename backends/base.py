@@ -60,10 +60,6 @@ class Interrupted(Exception):
     """A feed was stopped from outside; the session stands where it stood before that feed."""
 
 
-LARGER_EXPORT = "export with a larger --context"  # the remedy where the package is the limit
-LARGER_MODEL = "take a model that holds more"  # the same where another exporter wrote it
-
-
 class Session(Protocol):
     """One sequence on one device: its KV cache and how far it has come."""
 

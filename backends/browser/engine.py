@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
+from embedllm.backends.base import Device, Interrupted
 from embedllm.backends.browser.javascript import (
     JsValue,
     call,
@@ -92,7 +92,7 @@ class WebEngine:
         self.device = device_of(engine.device)
         self.context = engine.context
         self.chunk = engine.chunk
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self.vocabulary = package.decoder.vocabulary
         self.images: ImageFeatures | None = None  # where JavaScript encodes those of prompts
         self.feeding: set[WebSession] = set()  # their feeds are under way; what they use is not closed before

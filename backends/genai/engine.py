@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_MODEL, Device
+from embedllm.backends.base import Device
 from embedllm.backends.genai.session import GenaiSession, Generator
 from embedllm.backends.ort.engine import CHUNK
 from embedllm.backends.ort.external_graph.engine import MOST_DIFFERENCE
@@ -57,9 +57,9 @@ class GenaiEngine:
         self.device = device
         self._window = package.external.window
         # what fills a window up is counted, too
-        self.context = package.context - (self._window.size - 1 if self._window else 0)
-        self.largest = package.context
-        self.remedy = LARGER_MODEL
+        self.largest = package.external_graph.context
+        self.context = min(package.context, self.largest - (self._window.size - 1 if self._window else 0))
+        self.remedy = package.larger_context
         self.vocabulary = package.external_graph.vocabulary
         self.output = package.external.names.logits
         self.gives_all = True  # logits of every token of a piece, until it is found otherwise

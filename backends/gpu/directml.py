@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.directml_session import Buffers, DirectMLSession
 from embedllm.backends.ort.runtime import (
@@ -80,7 +80,7 @@ class DirectMLEngine:
         self.package = package
         self.context = package.context
         self.chunk = package.context  # a prompt goes in one piece
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.lock = LOCK
         number = number_of(device.name) if provider == PROVIDER else 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import Device
 from embedllm.backends.ort.runtime import (
     HEAVY,
     WEIGHTS_FOLDER,
@@ -47,7 +47,7 @@ class OnDevice:
         self.device = device
         self.package = package
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self.captures = capture
         self.dtype = np.float16 if graph.activations == "float16" else np.float32
         self.graph_ids = itertools.count(1)

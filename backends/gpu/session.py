@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Interrupted
+from embedllm.backends.base import Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.package.package import Package
@@ -129,7 +129,7 @@ class DeviceSession(Generic[B]):
         self._held()
         attentions = self._decoder.kv_attentions
         end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
-        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        check_room(self.position, end - self.position, limit=self._context, remedy=self._engine.remedy)
         self._settle()
         buffers = self._reserve(end)
         for at, pair in enumerate(state):
@@ -159,7 +159,7 @@ class DeviceSession(Generic[B]):
         """Checks the tokens and makes room for them."""
         self._held()
         vocabulary = self._decoder.vocabulary
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT,
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=self._engine.remedy,
                      images=self._images)  # fmt: skip
         if self._stopping:
             raise Interrupted

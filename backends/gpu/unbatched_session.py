@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_room, check_span, check_state
 from embedllm.backends.gpu.images import (
     FEATURES,
@@ -127,7 +126,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
         count = check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
         if copier is None or not count:
             return super().import_state(on_host(state))
-        check_room(start, count, limit=self._context, remedy=LARGER_EXPORT)
+        check_room(start, count, limit=self._context, remedy=self._gpu.remedy)
         buffers = self._reserve(start + count)
         with gpu.lock, device_errors(gpu.device):
             stored = cast("object", state)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.images import ImageDecoder, open_images
 from embedllm.backends.gpu.recurrent_session import CapturedRecurrentSession, RecurrentSession
@@ -103,7 +103,7 @@ class WebGpuEngine:
         self.device = device
         self.package = package
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.chunk = chunk()
         self.lock = LOCK

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Device, Interrupted
+from embedllm.backends.base import Device, Interrupted
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures, last_seen
 from embedllm.backends.mrope import ImagePlaces, open_places
@@ -101,7 +101,7 @@ class OvEngine:
         self.package = package
         self.graph = graph
         self.context = package.context
-        self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
+        self.remedy = package.larger_context
         self.adapts = adapts
         self.gives_hidden = hidden is not None
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then

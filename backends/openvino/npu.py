@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import Device
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.openvino.engine import compile_folder
 from embedllm.backends.openvino.properties import EXACT
@@ -57,7 +57,7 @@ class NpuEngine:
         # NPUW holds one token less than it was asked for
         self.context = min(self.prompt + options.reply - 1, package.context)
         self.chunk = self.prompt
-        self.remedy = LARGER_EXPORT if self.context == package.context else _LARGER
+        self.remedy = package.larger_context if self.context == package.context else _LARGER
         properties = _properties(package, self.prompt, options, on_cpu=on_cpu, exact=exact)
         start = time.monotonic()
         _log.info(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
+from embedllm.backends.base import Device, Interrupted
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures
 from embedllm.backends.mrope import open_places
@@ -100,7 +100,7 @@ class PagedEngine:
         self.package = package
         self.kv = kv_shapes(package.decoder, graph.kv)
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self.piece = _LONG_PIECE if package.files[WEIGHTS].bytes < _SMALL else _PIECE
         self.images: ImageFeatures | None = None
         if package.decoder.vision is not None:
@@ -273,7 +273,7 @@ class PagedSession:
         if self._is_closed:
             raise ValueError("this session was closed")
         count = self._count(state)
-        check_room(self.position, count, limit=self._engine.context, remedy=LARGER_EXPORT)
+        check_room(self.position, count, limit=self._engine.context, remedy=self._engine.remedy)
         self.reserve(self.position + count)
         for layer, pair in enumerate(state):
             for part, values in zip(("key", "value"), pair, strict=True):
@@ -305,7 +305,7 @@ class PagedSession:
         if self._is_closed:
             raise ValueError("this session was closed")
         check_tokens(tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._engine.context,
-                     remedy=LARGER_EXPORT, images=self._engine.images)  # fmt: skip
+                     remedy=self._engine.remedy, images=self._engine.images)  # fmt: skip
 
     def _count(self, state: KeyValues) -> int:
         """How many tokens a state has, of floats or as it is stored here; ValueError when it is of another model."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, Unsupported
+from embedllm.backends.base import Device, Unsupported
 from embedllm.backends.images import ImageFeatures
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.batch import MAX_BATCH, Batch
@@ -181,7 +181,7 @@ class OrtEngine:
         self.package = package
         self.graph = graph
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self.half = graph.activations == "float16"
         self.only_last = False  # the graph gives the logits of the last position only
         self.adapts = adapts

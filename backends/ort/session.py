@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import text_and_images
 from embedllm.backends.mrope import open_places
@@ -65,7 +64,7 @@ class OrtSession:
         self.shared: SharedKv | None = None  # where it has a slot, with sessions that step together
         self.adapter: Adapter | None = None
         self._adapts = engine.adapts
-        self._context = engine.package.context
+        self._context, self._remedy = engine.package.context, engine.package.larger_context
         self._decoder = engine.package.decoder
         self._vocabulary = self._decoder.vocabulary
         self._logits_size = self._decoder.head.rows  # fewer than tokens, of a draft head
@@ -117,7 +116,7 @@ class OrtSession:
         """Raises ValueError and ContextFull, as feed."""
         if self._binding is None:
             raise ValueError("this session was closed")
-        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT,
+        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=self._remedy,
                      images=self._images)  # fmt: skip
 
     def begin_feed(self, count: int) -> None:
@@ -224,7 +223,7 @@ class OrtSession:
         shapes = [(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs]
         held = self.kv["0.key"].dtype
         end = self.position + check_state(state, shapes, dtype="" if held.kind == "f" else held.name)
-        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        check_room(self.position, end - self.position, limit=self._context, remedy=self._remedy)
         self._reserve(end)
         for number, (keys, values) in enumerate(state):
             self.kv[f"{number}.key"][0, :, self.position : end] = keys

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted, Session
+from embedllm.backends.base import Device, Interrupted, Session
 from embedllm.backends.reference.encoder_layers import EncoderLayers
 from embedllm.backends.reference.engine import ReferenceEngine
 
@@ -47,7 +47,7 @@ class EncoderEngine:
         self.device = device
         self.package = package
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self._run: Callable[[Inputs], F32] | None = run
         self._layers = layers or EncoderLayers(ReferenceEngine(package))
         decoder = package.decoder

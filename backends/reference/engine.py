@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import Device
 from embedllm.backends.checks import check_change, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import ImageFeatures, images_of, last_seen
 from embedllm.backends.mrope import open_places
@@ -50,7 +50,7 @@ class ReferenceEngine:
         self.package = package
         self.decoder = package.decoder
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = package.larger_context
         self.images: ImageFeatures | None = None
         if self.decoder.vision is not None:
             self.images = ImageFeatures(lambda: open_vision(self), bidirectional=self.decoder.images_are_bidirectional)
@@ -137,7 +137,7 @@ class ReferenceSession(Layers):
 
     def import_state(self, state: KeyValues) -> None:
         count = check_state(state, [(key.shape[0], key.shape[2]) for key, _ in self._kv])
-        check_room(self.position, count, limit=self._engine.decoder.context, remedy=LARGER_EXPORT)
+        check_room(self.position, count, limit=self._engine.context, remedy=self._engine.remedy)
         self._kv = [
             (
                 np.concatenate([key, more], axis=1, dtype=np.float32),
@@ -176,7 +176,7 @@ class ReferenceSession(Layers):
 
     def _step(self, tokens: Sequence[int], only_last: bool) -> F32:
         engine, decoder = self._engine, self._engine.decoder
-        check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT,
+        check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=engine.context, remedy=engine.remedy,
                      images=self._images)  # fmt: skip
         seen = None if self._images is None else self._images.take(tokens)
         rows = engine.rows(decoder.embedding, tokens if seen is None else seen.tokens.tolist())

@@ -36,7 +36,18 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Callable[..., object])
 _SLOW_S = 5.0
 # of LoadOptions
-_OF_LOADING = ("revision", "device", "threads", "exact", "kv", "openvino", "draft", "cache_dir", "parse_special")
+_OF_LOADING = (
+    "revision",
+    "device",
+    "threads",
+    "exact",
+    "kv",
+    "context",
+    "openvino",
+    "draft",
+    "cache_dir",
+    "parse_special",
+)
 _DEBUG = "embedllm.debug"  # keys of the click context
 _VERBOSE = "embedllm.verbose"
 
@@ -188,6 +199,8 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
         click.option("--kv", type=click.Choice(["int8", "int4"]),
                      help="Quantize the KV cache to int8 or int4 (1/4 or 1/8 of float32); on the CPU this needs a "
                      "graph variant that 'embedllm graph' adds."),
+        click.option("--context", type=click.IntRange(min=2), metavar="N",
+                     help="Maximum number of tokens of prompt and reply. Default: all that the export holds."),
         click.option("--openvino", multiple=True, metavar="KEY=VALUE", callback=_parse_openvino,
                      help="OpenVINO options: precision, rounding_group, kv, cache, latents, prompt, reply; "
                      "see OpenVINOOptions. Repeatable."),

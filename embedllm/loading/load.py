@@ -43,6 +43,7 @@ def load(
     threads: int = 0,
     exact: bool = False,
     kv: str | None = None,
+    context: int | None = None,
     chat_template: str | None = None,
     parse_special: bool = False,
     openvino: OpenVINOOptions | None = None,
@@ -77,6 +78,8 @@ def load(
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     kv: "int8" or "int4" quantizes the KV cache to 1/4 or 1/8 of float32; None keeps floats.
     The CPU's take a graph that an export does not have: embedllm graph FOLDER --variant int8-kv (docs/numerics.md).
+    context: most tokens of a prompt and its reply together, which bounds the memory of the KV cache; None: all that the
+    package holds. Longer prompts raise ContextFull. KV takes memory as it is used, up to this length.
     adapters: LoRA adapters as PEFT saves them, folders or safetensors files by the names that calls choose them by
     (docs/guide-python.md#adapters); {} for a model that is given some later. On `cpu`, `openvino` and `reference`.
     openvino: choices for OpenVINO's devices, the NPU among them.
@@ -107,7 +110,7 @@ def load(
     finds it (`hf auth login`, HF_TOKEN). local_files_only: from the caches, without asking the hub.
     on_progress: called while a model is downloaded or exported, with embedllm.export.Progress, from any
     thread; in a browser with embedllm.web.Progress. urls: for a browser: see embedllm.web.aload().
-    In a browser: path is an address, check, exact, kv, openvino, draft, adapters, cache_dir, max_sequences,
+    In a browser: path is an address, check, exact, kv, context, openvino, draft, adapters, cache_dir, max_sequences,
     max_waiting, revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which
     aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable, for a GGUF file or a checkpoint ExportError, and for a model of the hub
@@ -120,6 +123,7 @@ def load(
             threads=threads,
             exact=exact,
             kv=kv,
+            context=context,
             chat_template=chat_template,
             parse_special=parse_special,
             openvino=openvino,
@@ -171,6 +175,8 @@ def open_model(path: str | os.PathLike[str], options: LoadOptions) -> Model:
     package = open_package(folder, whole=False)
     if options.check:
         package.check()
+    if options.context is not None:
+        package.limit_context(options.context)
     requested = _requested_device(package, options)
     if package.encoder is not None:
         from embedllm.loading.load_encoder import open_encoder

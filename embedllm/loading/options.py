@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _KV_TYPES = ("int8", "int4")
-_NOT_IN_A_BROWSER = ("check", "exact", "kv", "openvino", "draft", "adapters", "cache_dir", "max_sequences",
+_NOT_IN_A_BROWSER = ("check", "exact", "kv", "context", "openvino", "draft", "adapters", "cache_dir", "max_sequences",
                      "max_waiting", "revision", "token", "local_files_only")  # fmt: skip
 
 
@@ -34,6 +34,7 @@ class LoadOptions:
     threads: int = 0
     exact: bool = False
     kv: str | None = None
+    context: int | None = None
     chat_template: str | None = None
     parse_special: bool = False
     openvino: OpenVINOOptions | None = None
@@ -56,6 +57,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         RuntimeOptions(threads=self.threads)
         check_concurrency(self.max_sequences, self.max_waiting)
+        check_context(self.context)
         if not self.threaded and (self.max_sequences is not None or self.max_waiting is not None):
             raise ValueError("threaded=False computes one call at a time; leave out max_sequences and max_waiting.")
         if self.openvino is not None and not isinstance(self.openvino, OpenVINOOptions):
@@ -98,6 +100,12 @@ def check_concurrency(max_sequences: int | None, max_waiting: int | None) -> Non
     for name, value, least in (("max_sequences", max_sequences, 1), ("max_waiting", max_waiting, 0)):
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"{name} is {value!r}; expected a whole number from {least} on, or None.")
+
+
+def check_context(context: int | None) -> None:
+    """Raises ValueError for what is no whole number, or too few for a prompt and its reply."""
+    if context is not None and (type(context) is not int or context < 2):
+        raise ValueError(f"context is {context!r}; expected a whole number of tokens from 2 on, or None.")
 
 
 def check_kv(kv: str | None, *, exact: bool, openvino: OpenVINOOptions | None) -> None:

@@ -31,6 +31,10 @@ MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
 _SAMPLED = "sampled_sha256"
 _SHOWN = 8  # names of files in an error
+# what helps where a sequence is as long as the context
+_LARGER_EXPORT = "export with a larger --context"
+_LARGER_MODEL = "take a model that holds more"
+_LARGER_LIMIT = "load with a larger context"
 _AGAIN = "Copy or export the folder again."
 
 
@@ -40,6 +44,7 @@ class Package:
     damaged: why graphs cannot be used, by variant; what every device needs is there.
     shards: of files that lie in shards, by name; only read_package() gives such a folder.
     external: how a folder is read that another exporter wrote, whose manifest is made when it is opened.
+    context: most tokens of a sequence. larger_context: what helps where that is too few.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, object], external: ExternalFolder | None = None) -> None:
@@ -53,6 +58,20 @@ class Package:
         self.damaged: Mapping[str, str] = {}  # see open_package
         self.stop_tokens = tuple(integers_of(section_of(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
         self.context = integer_of(manifest, "context", least=1)
+        self.larger_context = _LARGER_EXPORT if external is None else _LARGER_MODEL
+
+    def limit_context(self, tokens: int) -> None:
+        """Has engines that are opened from now on hold no more tokens of a sequence; their graphs would hold more.
+
+        Raises ValueError for more than the package holds.
+        """
+        if tokens > self.context:
+            raise ValueError(
+                f"context is {tokens} tokens, and '{self.name}' holds {self.context} at most. Leave it out, or "
+                f"{self.larger_context}."
+            )
+        if tokens < self.context:
+            self.context, self.larger_context = tokens, _LARGER_LIMIT
 
     @cached_property
     def architecture(self) -> Decoder | ExternalGraph:

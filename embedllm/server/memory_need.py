@@ -44,6 +44,8 @@ def memory_need(model: ServedModel) -> MemoryNeed:
     folder = find_package(model.path, revision=options.revision, token=options.token,
                           local_files_only=options.local_files_only, on_progress=options.on_progress)  # fmt: skip
     package = open_package(folder, whole=False)
+    if options.context is not None:
+        package.limit_context(options.context)
     device = _first_device(model, package)
     estimate = estimate_memory(package, device, context=min(_TOKENS, package.context), exact=options.exact,
                                kv=options.kv, adapter_bytes=_adapter_bytes(options.adapters))  # fmt: skip

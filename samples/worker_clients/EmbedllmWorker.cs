@@ -351,6 +351,7 @@ namespace Embedllm
         public bool? ParseSpecial { get; set; }
         /// <summary>One of int8, int4.</summary>
         public string Kv { get; set; }
+        public long? Context { get; set; }
         public string Draft { get; set; }
         public Dictionary<string, string> Adapters { get; set; }
         public string CacheDir { get; set; }
@@ -365,6 +366,7 @@ namespace Embedllm
                 Exact = (bool?)Json.Get(json, "exact"),
                 ParseSpecial = (bool?)Json.Get(json, "parse_special"),
                 Kv = (string)Json.Get(json, "kv"),
+                Context = (long?)Json.Get(json, "context"),
                 Draft = (string)Json.Get(json, "draft"),
                 Adapters = Json.Members(Json.Get(json, "adapters"), one => (string)one),
                 CacheDir = (string)Json.Get(json, "cache_dir"),
@@ -380,6 +382,7 @@ namespace Embedllm
             Json.Put(json, "exact", Exact);
             Json.Put(json, "parse_special", ParseSpecial);
             Json.Put(json, "kv", Kv);
+            Json.Put(json, "context", Context);
             Json.Put(json, "draft", Draft);
             Json.Put(json, "adapters", Adapters);
             Json.Put(json, "cache_dir", CacheDir);

@@ -60,6 +60,7 @@ export interface LoadParams {
   exact?: boolean;
   parse_special?: boolean;
   kv?: "int8" | "int4";
+  context?: number;
   draft?: string;
   adapters?: { [name: string]: string };
   cache_dir?: string;

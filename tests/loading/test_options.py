@@ -66,7 +66,7 @@ def test_a_browser_refuses_what_it_does_not_have() -> None:
             LoadOptions(**{name: _VALUES.get(name, "x")}).check_for_browser()  # type: ignore[arg-type]  # by name
 
 
-_VALUES = {"exact": True, "kv": "int8", "openvino": OpenVINOOptions(), "max_sequences": 2, "max_waiting": 2,
+_VALUES = {"exact": True, "kv": "int8", "context": 9, "openvino": OpenVINOOptions(), "max_sequences": 2, "max_waiting": 2,
            "local_files_only": True}  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Interrupted
+from embedllm.backends.base import Interrupted
 from embedllm.backends.checks import cannot_run, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.ort.external_graph.inputs import Inputs
 from embedllm.backends.ort.external_graph.kv import AppendedKv, CopiedKv
@@ -49,7 +49,7 @@ class ExternalGraphEngine:
         self.external_graph = package.external_graph
         self.names = Names() if package.external is None else package.external.names
         self.context = package.context
-        self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
+        self.remedy = package.larger_context
         path = package.folder / graph.file
         with load_errors(path), placement.lock:
             self._session: ort.InferenceSession | None = placement.start(os.fspath(path))
@@ -124,7 +124,7 @@ class ExternalGraphSession:
     def import_state(self, state: KeyValues) -> None:
         self._check_open()
         count = check_state(state, [(heads, size) for heads, size in self._external_graph.kv])
-        check_room(self.position, count, limit=self._external_graph.context, remedy=self._engine.remedy)
+        check_room(self.position, count, limit=self._engine.context, remedy=self._engine.remedy)
         self._kv.append(self.position, [values for pair in state for values in pair])
         self.position += count
 
@@ -142,7 +142,7 @@ class ExternalGraphSession:
         self._check_open()
         described, start = self._external_graph, self.position
         check_tokens(
-            tokens, start, vocabulary=described.vocabulary, limit=described.context, remedy=self._engine.remedy
+            tokens, start, vocabulary=described.vocabulary, limit=self._engine.context, remedy=self._engine.remedy
         )
         held = self._kv.held()
         parts: list[F32] = []

@@ -118,6 +118,12 @@ def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
 )
 @click.option("--kv", type=click.Choice(["int8", "int4"]), help="Quantize the KV cache.")
 @click.option(
+    "--context",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Maximum number of tokens of a prompt and its reply. Default: all that the export holds.",
+)
+@click.option(
     "--draft", type=click.Path(), metavar="FOLDER", help="Draft model for speculative decoding; of one MODEL."
 )
 @click.option(
@@ -195,6 +201,7 @@ def serve(
     device: str | None,
     threads: int,
     kv: str | None,
+    context: int | None,
     draft: str | None,
     adapters: dict[str, str],
     cache_dir: Path | None,
@@ -235,8 +242,8 @@ def serve(
         request_timeout_s=timeout, end_timeout_s=grace, has_page=page,
     )  # fmt: skip
     names = selection.names_in(device) if device is not None else []
-    options = LoadOptions(device=names if len(names) > 1 else device, threads=threads, kv=kv, draft=draft,
-                          cache_dir=cache_dir, prefix_cache=prefix_cache, max_sequences=max_sequences,
+    options = LoadOptions(device=names if len(names) > 1 else device, threads=threads, kv=kv, context=context,
+                          draft=draft, cache_dir=cache_dir, prefix_cache=prefix_cache, max_sequences=max_sequences,
                           max_waiting=max_waiting)  # fmt: skip
     served = served_models(models or ("demo",), options, adapters=adapters, aliases=aliases, pinned=pinned)
     for one in served:  # else it is only said once the model is asked for

@@ -95,6 +95,7 @@ METHODS: dict[str, Method] = {
                 "exact": BOOLEAN,
                 "parse_special": BOOLEAN,
                 "kv": {"type": "string", "enum": ["int8", "int4"]},
+                "context": integer(2),
                 "draft": STRING,
                 "adapters": {"type": "object", "additionalProperties": STRING},
                 "cache_dir": STRING,
