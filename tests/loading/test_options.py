@@ -66,8 +66,8 @@ def test_a_browser_refuses_what_it_does_not_have() -> None:
             LoadOptions(**{name: _VALUES.get(name, "x")}).check_for_browser()  # type: ignore[arg-type]  # by name
 
 
-_VALUES = {"exact": True, "kv": "int8", "context": 9, "openvino": OpenVINOOptions(), "max_sequences": 2, "max_waiting": 2,
-           "local_files_only": True}  # fmt: skip
+_VALUES = {"exact": True, "kv": "int8", "context": 9, "openvino": OpenVINOOptions(), "max_sequences": 2,
+           "max_waiting": 2, "local_files_only": True}  # fmt: skip
 
 
 def test_a_saved_kv_is_known_by_all_that_its_values_depend_on() -> None:
