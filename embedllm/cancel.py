@@ -15,6 +15,13 @@ class Cancel:
         self._cancelled = False
         self._interrupts: list[Callable[[bool], None]] = []
 
+    @classmethod
+    def of(cls, given: Cancel | None) -> Cancel:
+        """The switch that a call was given, or one of its own. Raises TypeError for anything else."""
+        if given is not None and not isinstance(given, Cancel):
+            raise TypeError(f"cancel is {given!r}; expected an embedllm.Cancel, whose cancel() ends the call, or None.")
+        return given or cls()
+
     @property
     def cancelled(self) -> bool:
         """Whether cancel() was called."""

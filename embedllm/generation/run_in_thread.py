@@ -21,7 +21,7 @@ async def run_in_thread(work: Callable[[Cancel], T], cancel: Cancel | None = Non
     """
     import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
-    with (cancel or Cancel()).passed_on() as own:
+    with Cancel.of(cancel).passed_on() as own:
         return await await_cancellable(asyncio.get_running_loop().run_in_executor(None, work, own), own.cancel)
 
 

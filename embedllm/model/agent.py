@@ -84,7 +84,7 @@ def run_tools(
 
     choice = choice_name(options.get("tool_choice", "auto"))
     loop = Loop(asked, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
-                 needs_approval=needs_approval, cancel=cancel or Cancel())  # fmt: skip
+                 needs_approval=needs_approval, cancel=Cancel.of(cancel))  # fmt: skip
     steps = loop.steps()
     with asked.kept():
         return _run_steps(steps)
@@ -145,7 +145,7 @@ async def arun_tools(
     }
     choice = choice_name(options.get("tool_choice", "auto"))
     loop = Loop(asked, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
-                 needs_approval=needs_approval, cancel=cancel or Cancel())  # fmt: skip
+                 needs_approval=needs_approval, cancel=Cancel.of(cancel))  # fmt: skip
     steps = loop.steps()
     with asked.kept():
         return await _arun_steps(steps)

@@ -151,7 +151,7 @@ class Conversation:
         Of a reply that is cancelled or left early, the history gets what there was; without any text, nothing.
         """
         turn, request = self._request(text, sampling, options)
-        return self._stream(turn, request, cancel or Cancel())
+        return self._stream(turn, request, Cancel.of(cancel))
 
     @lists_options(ReplyOptions)
     async def asay(
@@ -178,7 +178,7 @@ class Conversation:
         """As stream(), for `async for`."""
         turn, request = self._request(text, sampling, options)
         sequence = self._hold(len(request.prompt))
-        return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=turn)
+        return self.model.runner.astream(request, Cancel.of(cancel), sequence, noting=turn)
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
@@ -338,7 +338,7 @@ class Conversation:
         runner = model.runner
         try:
             held = restore_sequence(file, runner.sequences, model=model.kind, adapters=runner.adapters,
-                                cancel=cancel or Cancel())  # fmt: skip
+                                cancel=Cancel.of(cancel))  # fmt: skip
         except BaseException:
             conversation.close()
             raise

@@ -141,3 +141,20 @@ def test_a_switch_that_is_off_gives_nothing_and_spoils_nothing(llm: Model) -> No
 
 def test_sessions_of_this_runtime_can_be_interrupted(llm: Model) -> None:
     assert isinstance(llm.runner.sequences.new().session, Interruptible)
+
+
+@pytest.mark.parametrize(
+    ("call", "prompt"),
+    [
+        ("generate", "list files"),
+        ("stream", "list files"),
+        ("generate_batch", ["list files"]),
+        ("chat", [{"role": "user", "content": "list files"}]),
+    ],
+)
+def test_what_is_no_switch_is_refused_before_the_call(call: str, prompt: object) -> None:
+    with load("demo") as demo:
+        with pytest.raises(TypeError, match=r"cancel is True; expected an embedllm\.Cancel"):
+            getattr(demo, call)(prompt, cancel=True)
+        with pytest.raises(TypeError, match=r"cancel is 'now'; expected an embedllm\.Cancel"):
+            demo.conversation().say("list files", cancel="now")  # type: ignore[arg-type]  # wrong on purpose
