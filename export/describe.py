@@ -40,6 +40,11 @@ def describe_checkpoint(
     return encoders.describe_encoder(config, folder, wanted, context), reader
 
 
+def describe_untied(reader: HuggingFaceSource, context: int | None) -> Decoder:
+    """A model that generates text, with a head of its own whatever its config.json says."""
+    return _described({**reader.config, "tie_word_embeddings": False}, context)
+
+
 def _of_gguf(reader: GgufSource, context: int | None, task: str) -> Decoder:
     if task == "chat":
         return _described(reader.config, context)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import EmbedError, ExportError
+from embedllm.export.checkpoints.consistency import check_vectors, with_stored_head
+from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
-from embedllm.export.describe import check_encoder, describe_checkpoint
+from embedllm.export.describe import check_encoder, describe_checkpoint, describe_untied
 from embedllm.export.genai_images import GenaiImages, prepare_genai_images
 from embedllm.export.graphs import Model, build, variants
 from embedllm.export.mtp import mtp_layers
@@ -165,6 +167,8 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     openvino_images = (
         prepare_openvino_images(location.folder, decoder, reader.config) if request.openvino_images else None
     )
+    if isinstance(reader, HuggingFaceSource):
+        decoder = with_stored_head(decoder, reader, lambda: describe_untied(reader, recipe.context))
     packed = prequantized(tensors, decoder) if recipe.bits is None and recipe.mean_bits is None else {}
     recipe = recipe if packed else recipe.of_floats
     check_prequantized(packed, recipe, request.weight_options)
@@ -184,6 +188,8 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     merged = None if lora is None else MergedSource(tensors, lora, decoder)
     source = merged or tensors
     check_source(tensors, planned)
+    if isinstance(reader, HuggingFaceSource):
+        check_vectors(decoder, reader)
     text = None
     if reads:
         try:

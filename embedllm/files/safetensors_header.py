@@ -72,7 +72,18 @@ def read_header(path: Path) -> TensorFile:
         raise PackageError(f"'{path}' is damaged: its header is no JSON object.")
     metadata = header.pop("__metadata__", {})
     tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    _check_apart(path, tensors)
     return TensorFile(tensors, metadata if isinstance(metadata, dict) else {})
+
+
+def _check_apart(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Raises PackageError for tensors that share bytes, which no writer makes: a file that was merged wrongly."""
+    end, before = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].length)):
+        if tensor.length and tensor.offset < end:
+            raise PackageError(f"'{path}' is damaged: '{name}' begins at byte {tensor.offset}, inside '{before}'.")
+        if tensor.length:
+            end, before = tensor.offset + tensor.length, name
 
 
 def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Tensor:

@@ -32,6 +32,11 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def _is_of_training(name: str) -> bool:
+    """Whether a file lies in a folder that a training left; in the checkpoint's own folder, shards may be named so."""
+    return name.startswith(_TRAINING) and "/" in name
+
+
 def checkpoint_package(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> Path:
     """The package folder of a checkpoint.
 
@@ -45,7 +50,7 @@ def checkpoint_package(path: str | os.PathLike[str], on_progress: OnProgress | N
     folder = Path(path)
     inside = [found for found in (*folder.glob("*"), *folder.glob("*/*")) if found.suffix.lower() in _READ]
     named = {found.relative_to(folder).as_posix(): found for found in inside if found.is_file()}
-    names = sorted(name for name in named if not name.startswith((".", _TRAINING)))
+    names = sorted(name for name in named if not name.startswith(".") and not _is_of_training(name))
     digest = content_hash([named[name] for name in names], "checkpoints", on_progress)
 
     def make(out: Path) -> None:

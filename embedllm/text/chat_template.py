@@ -29,6 +29,7 @@ Tool: TypeAlias = "Mapping[str, JSON] | Callable[..., object] | FunctionTool"
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under the names that templates read
+_TESTS_NONE = re.compile(r"\bcontent['\"]?\]?\s*(?:is|==|!=)\s*(?:not\s+)?none\b", re.IGNORECASE)
 _MARK = "<<the message goes on here>> "  # the last space shows whether the template trims
 _NO_TEMPLATE = (
     "'{}' has no chat template (chat_template.jinja, or 'chat_template' in tokenizer_config.json), as is usual for "
@@ -111,6 +112,9 @@ class ChatTemplate:
         marks: finds them; None: the template is taken to have written all of the prompt.
         """
         chat = _messages(messages)
+        _, source = self._named(with_tools=tools is not None)
+        if "tool_calls" in source and _TESTS_NONE.search(source):
+            _without_text_as_none(chat)
         final_text = _mark_end(chat[-1]) if continue_final_message else None
         template = self._template(with_tools=tools is not None)
         given: dict[str, JSON] = {
@@ -150,15 +154,20 @@ class ChatTemplate:
         """The template to use, compiled."""
         from embedllm.text.jinja_sandbox import SandboxedTemplate
 
+        name, source = self._named(with_tools=with_tools)
+        if name not in self._compiled:
+            self._compiled[name] = SandboxedTemplate(source, clock=self._clock)
+        return self._compiled[name]
+
+    def _named(self, *, with_tools: bool) -> tuple[str, str]:
+        """The name and the text of the template to use."""
         name = "tool_use" if with_tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
             known = ", ".join(repr(known) for known in sorted(self.templates))
             raise TemplateError(
                 f"there is no chat template named 'default', only {known}. Pass one of them by its text."
             )
-        if name not in self._compiled:
-            self._compiled[name] = SandboxedTemplate(self.templates[name], clock=self._clock)
-        return self._compiled[name]
+        return name, self.templates[name]
 
 
 def _template_files(folder: Path) -> dict[str, str]:
@@ -196,6 +205,21 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, JSON]]:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         chat.append(plain)
     return chat
+
+
+def _without_text_as_none(chat: Sequence[dict[str, JSON]]) -> None:
+    """Gives assistants' messages without text the content None, as OpenAI has them.
+
+    Templates that tell calls by it (DeepSeek R1, V3) fail, or leave the calls out, where there is "" or nothing. Others
+    would write the word "None", so transformers takes it out for all.
+    """
+    for message in chat:
+        if message["role"] == "assistant" and ("content" not in message or _is_only_calls(message)):
+            message["content"] = None
+
+
+def _is_only_calls(message: Mapping[str, JSON]) -> bool:
+    return message["content"] == "" and bool(message.get("tool_calls"))
 
 
 def _mark_end(message: dict[str, JSON]) -> str:

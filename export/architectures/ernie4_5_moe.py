@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.moe import Experts, gated, mixture
 from embedllm.export.architectures._shared.parts import Parts
@@ -16,8 +15,6 @@ from embedllm.package.architecture.mlp import Moe
 
 def describe(config: Config) -> Decoder:
     has_bias = config.flag("use_bias", False)
-    if has_bias and config.flag("tie_word_embeddings", True):
-        raise UnsupportedModel("use_bias is true; a head with a bias that is tied to the embedding is not described.")
     return describe_shaped(config, replace(ernie(config, "ernie4_5_moe"), head_bias=has_bias, mixture=_mixture))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 _KEPT = 8  # tensors: two matrices with scales, zero points and the order of their columns
 _SIGLIP, _NEW_SIGLIP = "vision_tower.vision_model.", "vision_tower."
+_LAYER = re.compile(r"(?:.*?\.)??\d+\.")  # what the names of a layer's tensors begin with
+_CONSTANTS = ("inv_freq", "act_fn.beta", "act_fn.eps")  # the same in every checkpoint
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _OLD = {"weight": "gamma", "bias": "beta"}  # of names in the first BERTs
 
 
@@ -65,22 +70,50 @@ class HuggingFaceSource:
         """Downloads the weights where they are not there yet, and looks at where their tensors lie."""
         assert self._tensors is not None
 
-    def _tensor(self, name: str) -> Tensor | None:
-        """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
+    def _stored(self, name: str) -> str | None:
+        """The name under which a tensor lies here; None: there is none.
+
+        A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
 
         Norms of the first BERTs (bert-base-uncased) have a gamma and a beta. transformers 5 saves SigLIP without
-        "vision_model.".
+        "vision_model.". A table that is head and embedding may be stored as the head.
         """
         part, _, end = name.rpartition(".")
         names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
         names += [part] if end == "weight" and has_no_suffix(part) else []
+        names += [_HEAD] if name.endswith(_EMBEDDING) else []
         names += [name.replace(_SIGLIP, _NEW_SIGLIP, 1)] if _SIGLIP in name else []
-        found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
-        return next((tensor for tensor in found if tensor is not None), None)
+        found = (each for name in names for each in (name, name.partition(".")[2]) if each in self._tensors)
+        return next(found, None)
+
+    def _tensor(self, name: str) -> Tensor | None:
+        stored = self._stored(name)
+        return None if stored is None else self._tensors[stored]
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name."""
         return self._tensor(name) is not None
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a tensor of floats; None where there is none of that name."""
+        tensor = self._tensor(name)
+        return None if tensor is None or tensor.dtype not in FLOATS else tensor.shape
+
+    def other_vectors(self, names: Iterable[str]) -> Iterator[str]:
+        """Vectors of floats, not all zero, that lie in the layers of these tensors and are none of them.
+
+        Of quantized checkpoints none: what is stored beside their matrices looks alike.
+        """
+        if self._scheme is not None:
+            return
+        read = {stored for name in names if (stored := self._stored(name)) is not None}
+        layers = {match[0] for name in read if (match := _LAYER.match(name))}
+        for name, tensor in self._tensors.items():
+            match = _LAYER.match(name)
+            if match is None or match[0] not in layers or name in read or name.endswith(_CONSTANTS):
+                continue
+            if len(tensor.shape) == 1 and tensor.dtype in FLOATS and self.rows(name, 0, tensor.shape[0]).any():
+                yield name
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ExportError unless the tensor is here with this shape and a float type.

@@ -55,8 +55,15 @@ def test_an_export_is_made_once_for_what_a_folder_holds(folder: Path, tmp_path: 
     assert {progress.stage for progress in seen} == {"hash"}
 
 
-@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"])
+SHARD = "checkpoint-00001-of-00002.safetensors"  # as a folder of a training begins
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors", SHARD, "chat_template.jinja"])
 def test_a_folder_that_was_changed_is_exported_anew(folder: Path, name: str) -> None:
+    if name == SHARD:
+        index, old = folder / "model.safetensors.index.json", "model-00001-of-00002.safetensors"
+        index.write_text(index.read_text(encoding="utf-8").replace(old, SHARD), encoding="utf-8")
+        (folder / old).rename(folder / SHARD)
     first = checkpoint_package(folder)
     file = folder / name
     if name.endswith(".safetensors"):

@@ -291,6 +291,8 @@ FAMILIES: dict[str, Case] = {
     "phi3": case("phi3", "Phi3Config", "fused QKV, fused gate and up, window", **WINDOWED),
     "phi3 longrope": case("phi3", "Phi3Config", "LongRoPE, partial rotary embedding (50%)", rope_parameters=LONG_ROPE,
                           original_max_position_embeddings=64),
+    "phi3 yarn": case("phi3", "Phi3Config", "LongRoPE under the name of its first configs",
+                      rope_parameters={**LONG_ROPE, "rope_type": "yarn"}, original_max_position_embeddings=64),
     "phi": case("phi", "PhiConfig", "parallel blocks, biases, partial rotary embedding (50%)", head_dim=...),
     "mixtral": case("mixtral", "MixtralConfig", "2 of 4 experts, window", num_local_experts=4, **WINDOWED),
     "qwen2_moe": case("qwen2_moe", "Qwen2MoeConfig", "2 of 4 experts and a shared one, a dense layer",

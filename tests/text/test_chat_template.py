@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from embedllm.errors import PackageError, TemplateError
 from embedllm.text import jinja_sandbox
 from embedllm.text.chat_template import ChatTemplate
+from embedllm.types import JSON
 
 FOLDER = Path(__file__).parents[1] / "templates"
 USER = [{"role": "user", "content": "Hi"}]
@@ -38,6 +39,19 @@ def load_make_expected() -> ModuleType:
 
 EXPECTED = load_make_expected()
 NAMES = EXPECTED.names()
+
+# a template in the manner of DeepSeek R1's and V3's own, which tell calls from replies by a content that is none
+CALLS_BY_NONE = """
+{%- for m in messages -%}
+{%- if m['role'] == 'user' %}<U>{{ m['content'] }}{% endif -%}
+{%- if m['role'] == 'assistant' and m['content'] is none %}<A>
+{%- for call in m['tool_calls'] %}<call>{{ call['function']['name'] }}{% endfor %}<end>{% endif -%}
+{%- if m['role'] == 'assistant' and m['content'] is not none %}<A>
+{{- m['content'].split('</think>')[-1] }}<end>{% endif -%}
+{%- if m['role'] == 'tool' %}<result>{{ m['content'] }}{% endif -%}
+{%- endfor -%}"""
+CALL: JSON = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {}}}
+WITHOUT_TEXT: tuple[dict[str, JSON], ...] = ({"content": None}, {"content": ""}, {})
 
 
 def test_importing_chat_loads_the_standard_library_only() -> None:
@@ -71,6 +85,24 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
             assert outcome.get("refused", "") in str(caught.value), title
             assert outcome.get("failed") in (None, type(caught.value.__cause__).__name__), title
         assert conversations[title] == before
+
+
+def calls_without_text(content: dict[str, JSON]) -> list[dict[str, JSON]]:
+    return [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", **content, "tool_calls": [CALL]},
+        {"role": "tool", "content": "sunny"},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+
+
+@pytest.mark.parametrize("content", WITHOUT_TEXT, ids=["None", "empty", "absent"])
+def test_calls_without_text_are_written_by_templates_that_test_for_none(content: dict[str, JSON]) -> None:
+    messages = calls_without_text(content)
+    right = "<U>q<A><call>weather<end><result>sunny<A>It is sunny.<end>"
+    assert ChatTemplate(CALLS_BY_NONE, clock=lambda: EXPECTED.CLOCK).render(messages) == right
+    others = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert ChatTemplate(others).render(messages) == "<user>q<assistant><tool>sunny<assistant>It is sunny."
 
 
 @pytest.mark.peer

@@ -26,7 +26,7 @@ from embedllm.text.stream import text_after
 from embedllm.text.tokenizer import Tokenizer
 from embedllm.tools.selection import reply_format
 from tests.support.gguf_tokenizers import CHARSMAP
-from tests.text.test_chat_template import EXPECTED
+from tests.text.test_chat_template import CALLS_BY_NONE, EXPECTED, WITHOUT_TEXT, calls_without_text
 from tests.web.support import template_cases, template_grid, tokenizer_kinds
 from tests.web.support.tokenizer_kinds import CONFIGS, KINDS, strings
 
@@ -274,7 +274,7 @@ DEFAULTS: list[tuple[str | None, str]] = [
 
 def test_prompts_and_defaults_are_those_of_python(tmp_path: Path, node: str, node_modules: Path) -> None:
     vectors = {
-        "goldens": [golden(name) for name in EXPECTED.names()],
+        "goldens": [*(golden(name) for name in EXPECTED.names()), calls_by_none()],
         "expressions": [expression(source) for source in (*template_cases.EXPRESSIONS, *template_grid.EXPRESSIONS)],
         "variables": template_cases.VARIABLES,
         "grid": [(source, expression(source)["expected"]) for source in template_grid.grid(600)],
@@ -302,6 +302,14 @@ def golden(name: str) -> dict[str, Any]:
             for title, made in expected["prompts"].items()
         ],
     }
+
+
+def calls_by_none() -> dict[str, Any]:
+    """What a template that tells calls by a content of none makes of them."""
+    template, talks = ChatTemplate(CALLS_BY_NONE), [calls_without_text(content) for content in WITHOUT_TEXT]
+    prompts = [{"title": str(talk), "given": {"messages": talk}, "expected": template.render(talk), "gap": None}
+               for talk in talks]  # fmt: skip
+    return {"name": "calls by none", "source": CALLS_BY_NONE, "tokens": {}, "prompts": prompts}
 
 
 def without_tools(name: str) -> dict[str, Any]:

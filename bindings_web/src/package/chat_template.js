@@ -22,6 +22,7 @@ import { readJsonObject, readTokenizerConfig } from "./tokenizer_config.js";
 
 const RESERVED = ["messages", "tools", "documents", "add_generation_prompt"];
 const REASONING = ["reasoning_content", "thinking", "reasoning"]; // one thing under the names that templates read
+const TESTS_NONE = /\bcontent['"]?\]?\s*(?:is|==|!=)\s*(?:not\s+)?none\b/i;
 const MARK = "<<the message goes on here>> "; // the last space shows whether the template trims
 const NO_TEMPLATE =
   "the model has no chat template (chat_template.jinja, or 'chat_template' in tokenizer_config.json), as is usual for " +
@@ -93,6 +94,8 @@ export class ChatTemplate {
    */
   renderMarked(messages, marks, { tools = null, documents = null, variables = {}, addGenerationPrompt = true, continueFinalMessage = false } = {}) {
     const chat = plainMessages(messages);
+    const [, source] = this.#source(tools !== null);
+    if (source.includes("tool_calls") && TESTS_NONE.test(source)) withoutTextAsNull(chat);
     const finalText = continueFinalMessage ? markEnd(chat[chat.length - 1]) : null;
     const template = this.#template(tools !== null);
     const given = {
@@ -112,14 +115,28 @@ export class ChatTemplate {
 
   /** @param {boolean} hasTools */
   #template(hasTools) {
+    const [name, source] = this.#source(hasTools);
+    const template = this.#compiled.get(name) ?? new SandboxedTemplate(this.#library, source, this.#clock);
+    this.#compiled.set(name, template);
+    return template;
+  }
+
+  /** The name and the text of the template to use. @param {boolean} hasTools @returns {[string, string]} */
+  #source(hasTools) {
     const name = hasTools && Object.hasOwn(this.templates, "tool_use") ? "tool_use" : "default";
     if (!Object.hasOwn(this.templates, name)) {
       const known = Object.keys(this.templates).sort().map((one) => `'${one}'`).join(", ");
       throw new TemplateError(`the model has no chat template named '${name}', only ${known}. Pass the template to use.`);
     }
-    const template = this.#compiled.get(name) ?? new SandboxedTemplate(this.#library, this.templates[name], this.#clock);
-    this.#compiled.set(name, template);
-    return template;
+    return [name, this.templates[name]];
+  }
+}
+
+/** As _without_text_as_none in Python. @param {Map<string, any>[]} chat */
+function withoutTextAsNull(chat) {
+  for (const message of chat) {
+    const onlyCalls = message.get("content") === "" && message.get("tool_calls")?.length;
+    if (message.get("role") === "assistant" && (onlyCalls || !message.has("content"))) message.set("content", null);
   }
 }
 

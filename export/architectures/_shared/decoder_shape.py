@@ -80,6 +80,9 @@ def describe_shaped(config: Config, shape: Shape) -> Decoder:
     embedding = Linear(
         name="embedding", source=names.in_model(names.embedding), rows=sizes.vocabulary, columns=sizes.hidden
     )
+    is_tied = config.flag("tie_word_embeddings", shape.tied)
+    if is_tied and shape.head_bias:
+        raise UnsupportedModel("a head with a bias that is tied to the embedding is not described.")
     head = replace(embedding, name="head", source=names.head, bias=shape.head_bias)
     rope = Rope(base=shape.rope_keys.theta, rotary_dim=0)
     if shape.has_rope:
@@ -91,7 +94,7 @@ def describe_shaped(config: Config, shape: Shape) -> Decoder:
         embedding=embedding,
         layers=tuple(_layer(config, shape, sizes, rope, index) for index in range(sizes.layers)),
         norm=shape.norm.named(config, "norm", names.in_model(names.norm), sizes.hidden),
-        head=embedding if config.flag("tie_word_embeddings", shape.tied) else head,
+        head=embedding if is_tied else head,
         rope=rope,
         local_rope=shape.local_rope,
         position_embeddings=_positions(embedding, shape, context) if names.positions else None,

@@ -84,9 +84,9 @@ def _scaling(config: Config, parameters: Config, rotated: int) -> RopeScaling | 
             high_frequency_factor=high,
             original_context=trained,
         )
-    if kind == "yarn":
+    if kind == "yarn" and not parameters.has("short_factor"):
         return _yarn(parameters, own_context, trained)
-    if kind in ("longrope", "su"):  # the name that Phi-3's first configs had for it
+    if kind in ("longrope", "su", "yarn"):  # names that Phi-3's first configs had for it
         return _long(parameters, own_context, trained, rotated)
     raise UnsupportedModel(f"rope type '{kind}' is not described; known: {_KNOWN}.")
 

@@ -12,6 +12,7 @@ from embedllm.export.gguf.tokenizers.vocabulary import NORMAL, PREFIX, UNKNOWN, 
 from embedllm.export.gguf.tokenizers.wordpiece import word_piece
 from embedllm.files.nearest import nearest
 
+_MOST_CHARACTERS = 1024  # of a token that SentencePiece made; the longest of published models have some dozens
 _SPACE = "\u2581"  # in SentencePiece's tokens
 
 
@@ -99,7 +100,12 @@ def _merges(vocabulary: Vocabulary) -> list[list[str]]:
     known = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] == NORMAL}
     found: list[tuple[float, int, int, list[str]]] = []
     for text, at in known.items():
-        pairs = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        if len(text) > _MOST_CHARACTERS:  # all cuts of it are tried
+            raise ExportError(
+                f"token {at} of '{vocabulary.place}' has {len(text):,} characters; expected {_MOST_CHARACTERS:,} at "
+                "most. The file is damaged, or is no model."
+            )
+        pairs = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
         pairs = sorted((pair for pair in pairs if pair[0] in known and pair[1] in known),
                        key=lambda pair: (known[pair[0]], known[pair[1]]))  # fmt: skip
         found += [(scores[at], len(first), len(second), [first, second]) for first, second in pairs]

@@ -230,6 +230,8 @@ ROPES["longrope"] = LONGROPE, LongRopeScaling(
     short=(1.0,) * 8, long=(2.0,) * 8, original_context=32, context=128,
     attention_factor=math.sqrt(1 + math.log(4) / math.log(32)),
 )  # fmt: skip
+for _name in ("su", "yarn"):  # of Phi-3's first configs
+    ROPES[f"longrope as {_name}"] = {**LONGROPE, "rope_type": _name}, ROPES["longrope"][1]
 
 
 @pytest.mark.parametrize(("keys", "scaling"), ROPES.values(), ids=ROPES)

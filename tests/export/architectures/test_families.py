@@ -48,6 +48,8 @@ class Made(NamedTuple):
 class Floats(Checkpoint):
     """An engine of a checkpoint's own floats: what the reference needs to run a session without an export."""
 
+    context, remedy = CONTEXT, ""
+
     def __init__(self, folder: Path) -> None:
         self.source = HuggingFaceSource(Location(folder, folder.name))
         self.decoder: Decoder = describe(Config(self.source.config), CONTEXT)

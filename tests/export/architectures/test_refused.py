@@ -130,7 +130,7 @@ def test_another_activation_is_refused(family: str) -> None:
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 experts of a token; expected at most all 2"),
-        ("ernie4_5_moe", {"use_bias": True, "tie_word_embeddings": True}, "use_bias is true; a head with a bias"),
+        ("ernie4_5_moe", {"use_bias": True, "tie_word_embeddings": True}, "a head with a bias that is tied"),
         ("mistral3", {"text_model": "pixtral"}, "the text model is a 'pixtral'; the description knows mistral"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is true"),

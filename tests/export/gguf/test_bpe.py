@@ -233,3 +233,9 @@ def test_gemma_4s_kind_gives_the_tokens_of_the_original() -> None:
         )
     assert ours.encode("a").tokens[0] == "<bos>"
     assert [text for text in ours.encode("\U0001f989").tokens if text.startswith("<0x")], "falls back on bytes"
+
+
+def test_a_token_of_a_hostile_length_is_refused_before_it_is_cut_everywhere() -> None:
+    long = [*SENTENCE["tokenizer.ggml.tokens"][:-1], "a" * 200_000]  # type: ignore[index]  # a list
+    with pytest.raises(ExportError, match="has 200,000 characters; expected 1,024 at most"):
+        rebuilt({**SENTENCE, "tokenizer.ggml.tokens": long})
