@@ -83,7 +83,7 @@ def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits
     """
     package = open_package(folder, whole=False)
     out = package.folder / kind.folder
-    check_place(out, replace)
+    check_place(out, replace, inputs=[checkpoint])
     location, reader = open_source(checkpoint, mmproj=False)
     try:
         head = kind.describe(package, reader)

@@ -8,11 +8,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from embedllm.errors import ExportError
+from embedllm.export.writing.replaceable import check_replaceable
 from embedllm.package.package import MANIFEST
 
 _SPARE = 64 << 20  # bytes that shall be left on the disk
@@ -47,13 +48,15 @@ def named_place(out: str | Path) -> Path:
     return place
 
 
-def check_place(out: Path, replace: bool) -> None:
-    """Raises ExportError when the package cannot go there."""
+def check_place(out: Path, replace: bool, *, inputs: Iterable[str | Path] = ()) -> None:
+    """Raises ExportError when the package cannot go there. inputs: that are read, and must not be deleted with it."""
     try:
         if out.exists() and not replace:
             raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
         if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
             raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
+        if (out / MANIFEST).exists():
+            check_replaceable(out, inputs)
     except OSError as error:
         raise _unwritable(out, error) from error
 

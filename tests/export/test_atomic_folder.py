@@ -15,6 +15,7 @@ import pytest
 
 from embedllm.errors import ExportError
 from embedllm.export import Progress, Recipe, convert
+from embedllm.export.graphs import write_variant
 from embedllm.export.writing.atomic_folder import atomic_folder
 from embedllm.package.package import MANIFEST, open_package
 from tests.support.tiny import tiny_checkpoint
@@ -70,12 +71,13 @@ def test_an_existing_folder_is_refused_and_left_as_it_is(checkpoint: Path, tmp_p
 
 def test_replacing_leaves_nothing_of_the_old_package(checkpoint: Path, tmp_path: Path) -> None:
     package = convert(checkpoint, tmp_path / "package", NEAREST)
-    (package / "notes.txt").write_text("of the old one")
+    more = write_variant(package, "hidden-float32").file
     convert(checkpoint, package, Recipe(bits=8), replace=True)
     opened = open_package(package)
     opened.check()
     assert bits_of(package) == 8
     assert {path.name for path in package.iterdir()} == {MANIFEST, *opened.files}
+    assert more not in opened.files
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
 
 
