@@ -102,6 +102,15 @@ def test_a_head_is_not_put_in_place_of_the_folder_that_its_checkpoint_lies_in(tm
     assert (source / "config.json").exists()
 
 
+def test_a_head_behind_a_link_is_replaced_where_it_lies(tmp_path: Path) -> None:
+    checkpoint = next(iter(CHECKPOINTS.values()))(tmp_path / "checkpoint")
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
+    add_mtp(package, checkpoint).rename(tmp_path / "head")
+    (package / "mtp").symlink_to("../head", target_is_directory=True)
+    assert add_mtp(package, checkpoint, bits=8, replace=True) == tmp_path / "head"
+    assert (bits_of(tmp_path / "head"), (package / "mtp").is_symlink()) == (8, True)
+
+
 # Files of users
 
 
