@@ -19,7 +19,7 @@ from embedllm.export.graphs import Model, build, described, fuses_experts, store
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.recipe import Recipe
-from embedllm.export.writing.atomic_folder import atomic_folder, check_place
+from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.metadata import facts_of, manifest_of
 from embedllm.export.writing.plan import Plan, blocks, rope_entries
 from embedllm.export.writing.stream import (
@@ -82,8 +82,8 @@ def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits
     Raises ExportError, UnsupportedModel, PackageError.
     """
     package = open_package(folder, whole=False)
-    out = package.folder / kind.folder
-    check_place(out, replace)
+    out = named_place(package.folder / kind.folder)
+    check_place(out, replace, inputs=[checkpoint])
     location, reader = open_source(checkpoint, mmproj=False)
     try:
         head = kind.describe(package, reader)

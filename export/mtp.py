@@ -19,7 +19,7 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import MultiTokenPrediction
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.weights import Linear
-from embedllm.package.graph_variants import HIDDEN, HIDDEN_FLOAT16, MTP, MTP_FLOAT16
+from embedllm.package.graph_variants import HIDDEN, HIDDEN_FLOAT16, MTP, MTP_FLOAT16, MTP_FOLDER
 from embedllm.package.package import Package
 
 # one layer, which has attention in families where others have none
@@ -205,5 +205,5 @@ def _own(checkpoint: Checkpoint, source: Source, shared: Linear, place: str, nam
     return None
 
 
-_KIND = HeadKind(folder="mtp", graphs=(MTP, MTP_FLOAT16), hidden_graphs=(HIDDEN, HIDDEN_FLOAT16),
+_KIND = HeadKind(folder=MTP_FOLDER, graphs=(MTP, MTP_FLOAT16), hidden_graphs=(HIDDEN, HIDDEN_FLOAT16),
                  describe=describe_head)  # fmt: skip

@@ -88,7 +88,8 @@ def convert(
     importance: for the method "weighted", in place of a text: what llama-imatrix of llama.cpp wrote, as GGUF.
     mmproj: the GGUF file with the vision encoder of a model in GGUF; True: the one that lies beside it, if there is;
     False: text only (docs/guide-gguf.md#images).
-    replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
+    replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error, and
+    so are inputs of the export in that folder and files that its manifest does not list, which nothing deletes.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
     openvino_images: the same, as a model that takes images, where openvino-genai runs its kind

@@ -51,7 +51,7 @@ class ExportRequest:
             if unusable := [name for name, value in given.items() if value]:
                 raise ExportError(f"{', '.join(unusable)}: not with the exporter 'optimum'. Leave it out.")
             return
-        check_place(self.out, self.replace)
+        check_place(self.out, self.replace, inputs=self.inputs)
         if self.shard is not None and self.shard < 1:
             raise ValueError(f"shard is {self.shard} bytes; expected 1 or more.")
         if self.openvino_tokenizer:
@@ -62,6 +62,13 @@ class ExportRequest:
         """Whether nobody asked for calibration, so that an export goes on without where it fails."""
         recipe = self.recipe
         return not any((recipe.method, recipe.size, recipe.mean_bits, self.calibration, self.importance))
+
+    @property
+    def inputs(self) -> list[str | Path]:
+        """What is read, as far as it was named."""
+        source = self.source.folder if isinstance(self.source, Location) else self.source
+        files = (self.lora, self.calibration, self.importance, self.mmproj)
+        return [source, *(file for file in files if isinstance(file, Path))]
 
     @property
     def weight_options(self) -> dict[str, object]:

@@ -138,7 +138,7 @@ def _cut(name: str, total: int, size: int) -> list[Shard]:
 
 def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_progress: OnProgress) -> Path:
     out = named_place(out)
-    check_place(out, replace)
+    check_place(out, replace, inputs=[package.folder])
     total = sum(entry.bytes for entry in package.files.values())
     done = 0
 

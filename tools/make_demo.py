@@ -42,13 +42,16 @@ def main() -> None:
     parser.add_argument("chats", type=Path)
     options = parser.parse_args()
     checkpoint = options.checkpoint
+    cards = ("README.md", "SOURCES.md")
+    for name in cards:  # which are no part of the package, and so it would not be replaced
+        (DEMO / name).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "documents-and-chats.jsonl")
         lines = mixed(options.documents, options.chats, ChatTemplate.open(checkpoint))
         text.write_text("".join(json.dumps({"text": one}) + "\n" for one in lines), encoding="utf-8")
         recipe = Recipe(head_bits=8, method="gptq", symmetric=True)
         convert(checkpoint, DEMO, recipe, calibration=text, replace=DEMO.exists(), verify=True)
-    for name in ("README.md", "SOURCES.md"):
+    for name in cards:
         shutil.copyfile(checkpoint / name, DEMO / name)
     size = sum(path.stat().st_size for path in DEMO.iterdir())
     if size > LIMIT:

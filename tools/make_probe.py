@@ -53,6 +53,7 @@ def main() -> None:
 
 def make(folder: Path) -> None:
     """Writes the package and its answers into a folder, in place of what is there."""
+    (folder / ANSWERS.name).unlink(missing_ok=True)  # no part of the package, which would not be replaced with it
     with tempfile.TemporaryDirectory() as scratch:
         # the same bytes wherever it is made: a search sums, in an order of NumPy's
         recipe = Recipe(method="nearest", symmetric=True)

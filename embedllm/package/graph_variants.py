@@ -347,7 +347,7 @@ GENAI_VISION_OF_PATCHES = replace(GENAI_VISION_OF_PIXELS, grid_from="patches")
 VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
-EAGLE_FOLDER = "eagle"  # of an EAGLE-3 head, inside of the target model's
+MTP_FOLDER, EAGLE_FOLDER = "mtp", "eagle"  # of draft heads, inside of the target model's
 HIDDEN_STATES, LAST_HIDDEN_STATE = "hidden_states", "last_hidden_state"  # input of draft heads, output of both
 # input: of each token the row of the rotary tables; of variants that compute these of M-RoPE, time, row and column
 POSITION_IDS = "position_ids"

@@ -68,7 +68,7 @@ def convert_with_optimum(
     description of the model, which there is none of. Raises ExportError.
     """
     out, recipe = named_place(out), (recipe or Recipe()).of_floats
-    check_place(out, replace)
+    check_place(out, replace, inputs=[source.folder if isinstance(source, Location) else source])
     _check_recipe(recipe)
     _check_installed()
     location = locate(source, revision)

@@ -8,11 +8,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from embedllm.errors import ExportError
+from embedllm.export.writing.replaceable import check_replaceable
 from embedllm.package.package import MANIFEST
 
 _SPARE = 64 << 20  # bytes that shall be left on the disk
@@ -27,7 +28,7 @@ _REASONS = {
 
 
 def named_place(out: str | Path) -> Path:
-    """The folder that a caller means, with a name of its own.
+    """The folder that a caller means, with a name of its own: of a link to a folder, the one that it leads to.
 
     Raises ExportError for one that no file system takes, or that the package's files could not say.
     """
@@ -36,7 +37,9 @@ def named_place(out: str | Path) -> Path:
     place = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
     if "\0" in str(place):
         raise ExportError(f"cannot write {str(place)!r}: no name has the character \\0 in it. Choose another name.")
-    place = place.resolve() if place.name in ("", "..") else place  # such as ".", which is to be replaced
+    is_link = os.path.islink(place) and os.path.isdir(place)  # noqa: PTH112, PTH114  # Path.is_dir raises for a long name
+    if is_link or place.name in ("", ".."):  # such as ".", which is to be replaced
+        place = place.resolve()
     try:
         place.name.encode()
     except UnicodeEncodeError:
@@ -47,13 +50,19 @@ def named_place(out: str | Path) -> Path:
     return place
 
 
-def check_place(out: Path, replace: bool) -> None:
-    """Raises ExportError when the package cannot go there."""
+def check_place(out: Path, replace: bool, *, inputs: Iterable[str | Path] = ()) -> None:
+    """Raises ExportError when the package cannot go there. inputs: that are read, and must not be deleted with it."""
     try:
+        if os.path.islink(out) and not out.exists():  # noqa: PTH114  # Path.is_symlink raises for a long name
+            raise ExportError(
+                f"'{out}' is a link to '{out.readlink()}', where nothing is. Remove the link, or choose another name."
+            )
         if out.exists() and not replace:
             raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
         if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
             raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
+        if (out / MANIFEST).exists():
+            check_replaceable(out, inputs)
     except OSError as error:
         raise _unwritable(out, error) from error
 

@@ -369,6 +369,24 @@ def test_what_is_there_stays_unless_it_shall_be_replaced(checkpoint: str, tmp_pa
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_files_that_a_replaced_package_would_take_along_are_named_before_a_download(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def downloads(*_: object, **__: object) -> str:
+        raise AssertionError("a download has begun")
+
+    out = tmp_path / "model"
+    assert embed("export", checkpoint, str(out), "--method", "nearest").exit_code == 0
+    monkeypatch.setattr("embedllm.loading.hub_sources.export_source", downloads)
+    (out / "text.txt").write_text("years of work")
+    result = embed("export", "org/name", str(out), "--replace", "--calibrate", str(out / "text.txt"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: '{out / 'text.txt'}' lies in '{out}', which the export would replace")
+    result = embed("export", "org/name", str(out), "--replace")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "would delete it: 'text.txt'." in result.stderr
+
+
 def test_ctrl_c_during_an_export_leaves_nothing(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

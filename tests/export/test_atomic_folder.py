@@ -15,6 +15,7 @@ import pytest
 
 from embedllm.errors import ExportError
 from embedllm.export import Progress, Recipe, convert
+from embedllm.export.graphs import write_variant
 from embedllm.export.writing.atomic_folder import atomic_folder
 from embedllm.package.package import MANIFEST, open_package
 from tests.support.tiny import tiny_checkpoint
@@ -70,12 +71,13 @@ def test_an_existing_folder_is_refused_and_left_as_it_is(checkpoint: Path, tmp_p
 
 def test_replacing_leaves_nothing_of_the_old_package(checkpoint: Path, tmp_path: Path) -> None:
     package = convert(checkpoint, tmp_path / "package", NEAREST)
-    (package / "notes.txt").write_text("of the old one")
+    more = write_variant(package, "hidden-float32").file
     convert(checkpoint, package, Recipe(bits=8), replace=True)
     opened = open_package(package)
     opened.check()
     assert bits_of(package) == 8
     assert {path.name for path in package.iterdir()} == {MANIFEST, *opened.files}
+    assert more not in opened.files
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
 
 
@@ -114,14 +116,47 @@ def test_a_package_can_be_replaced_from_inside(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
 
 
-def test_replacing_a_link_leaves_what_it_points_at(checkpoint: Path, tmp_path: Path) -> None:
-    real = convert(checkpoint, tmp_path / "real", NEAREST)
-    before = contents(real)
-    (tmp_path / "link").symlink_to(real, target_is_directory=True)
-    convert(checkpoint, tmp_path / "link", Recipe(bits=8), replace=True)
-    assert contents(real) == before
-    assert not (tmp_path / "link").is_symlink()
-    open_package(tmp_path / "link").check()
+@pytest.mark.parametrize("name", ["link", "link/", "link/.", "../here/link"])
+def test_replacing_a_link_replaces_the_package_that_it_leads_to(
+    name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    real = convert(checkpoint, tmp_path / "disk" / "real", NEAREST)
+    (tmp_path / "here" / "link").symlink_to("../disk/real", target_is_directory=True)
+    monkeypatch.chdir(tmp_path / "here")
+    measured: list[Path] = []
+    usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: measured.append(path) or usage(path))
+    convert(checkpoint, name, Recipe(bits=8), replace=True)
+    assert measured == [tmp_path / "disk"]
+    assert (tmp_path / "here" / "link").readlink() == Path("../disk/real")
+    assert (bits_of(real), open_package("link").name) == (8, "real")
+    assert [names(tmp_path / folder) for folder in ("here", "disk")] == [["link"], ["real"]]
+
+
+def test_a_link_to_a_folder_that_is_no_package_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "thesis.txt").write_text("years of work")
+    (tmp_path / "link").symlink_to("documents", target_is_directory=True)
+    with pytest.raises(ExportError, match="documents' is no package folder"):
+        convert(checkpoint, tmp_path / "link", replace=True)
+    with pytest.raises(ExportError, match="exists already"):
+        convert(checkpoint, tmp_path / "link")
+    assert (tmp_path / "link" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("target", ["nothing", "link"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_link_that_leads_nowhere_is_refused_before_any_work(
+    replace: bool, target: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(target)
+    calls: list[Progress] = []
+    expected = rf"'{tmp_path / 'link'}' is a link to '{target}', where nothing is\. Remove the link, or choose"
+    with pytest.raises(ExportError, match=expected):
+        convert(checkpoint, tmp_path / "link", NEAREST, replace=replace, on_progress=calls.append)
+    assert calls == []
+    assert names(tmp_path) == ["checkpoint", "link"]
 
 
 def test_a_failed_export_leaves_the_package_that_it_was_to_replace(checkpoint: Path, tmp_path: Path) -> None:

@@ -149,7 +149,8 @@ def export(
     started = time.perf_counter()
     try:
         with progress_bar(is_shown=not quiet) as on_progress:
-            check_place(named_place(out), replace)  # before anything is downloaded
+            inputs = [source, *(file for file in (lora, calibrate, importance, mmproj) if file is not None)]
+            check_place(named_place(out), replace, inputs=inputs)  # before anything is downloaded
             if openvino_tokenizer or openvino_images:
                 check_installed()
             found, encoder = export_source(
