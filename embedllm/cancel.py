@@ -15,13 +15,6 @@ class Cancel:
         self._cancelled = False
         self._interrupts: list[Callable[[bool], None]] = []
 
-    @classmethod
-    def of(cls, given: Cancel | None) -> Cancel:
-        """The switch that a call was given, or one of its own. Raises TypeError for anything else."""
-        if given is not None and not isinstance(given, Cancel):
-            raise TypeError(f"cancel is {given!r}; expected an embedllm.Cancel, whose cancel() ends the call, or None.")
-        return given or cls()
-
     @property
     def cancelled(self) -> bool:
         """Whether cancel() was called."""
@@ -66,3 +59,10 @@ class Cancel:
 
         with self.watching(pass_on):
             yield other
+
+
+def given_or_own(cancel: Cancel | None) -> Cancel:
+    """The switch that a call was given, or one of its own. Raises TypeError for anything else."""
+    if cancel is not None and not isinstance(cancel, Cancel):
+        raise TypeError(f"cancel is {cancel!r}; expected an embedllm.Cancel, whose cancel() ends the call, or None.")
+    return cancel or Cancel()

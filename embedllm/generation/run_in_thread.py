@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from embedllm.cancel import Cancel
+from embedllm.cancel import Cancel, given_or_own
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -21,7 +21,7 @@ async def run_in_thread(work: Callable[[Cancel], T], cancel: Cancel | None = Non
     """
     import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
-    with Cancel.of(cancel).passed_on() as own:
+    with given_or_own(cancel).passed_on() as own:
         return await await_cancellable(asyncio.get_running_loop().run_in_executor(None, work, own), own.cancel)
 
 

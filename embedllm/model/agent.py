@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Unpack
 
-from embedllm.cancel import Cancel
+from embedllm.cancel import Cancel, given_or_own
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.options import ReplyOptions, lists_options
 from embedllm.model.conversation import Conversation
@@ -84,7 +84,7 @@ def run_tools(
 
     choice = choice_name(options.get("tool_choice", "auto"))
     loop = Loop(asked, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
-                 needs_approval=needs_approval, cancel=Cancel.of(cancel))  # fmt: skip
+                 needs_approval=needs_approval, cancel=given_or_own(cancel))  # fmt: skip
     steps = loop.steps()
     with asked.kept():
         return _run_steps(steps)
@@ -145,7 +145,7 @@ async def arun_tools(
     }
     choice = choice_name(options.get("tool_choice", "auto"))
     loop = Loop(asked, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
-                 needs_approval=needs_approval, cancel=Cancel.of(cancel))  # fmt: skip
+                 needs_approval=needs_approval, cancel=given_or_own(cancel))  # fmt: skip
     steps = loop.steps()
     with asked.kept():
         return await _arun_steps(steps)

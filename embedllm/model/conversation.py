@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, get_args
 
-from embedllm.cancel import Cancel
+from embedllm.cancel import Cancel, given_or_own
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
@@ -151,7 +151,7 @@ class Conversation:
         Of a reply that is cancelled or left early, the history gets what there was; without any text, nothing.
         """
         turn, request = self._request(text, sampling, options)
-        return self._stream(turn, request, Cancel.of(cancel))
+        return self._stream(turn, request, given_or_own(cancel))
 
     @lists_options(ReplyOptions)
     async def asay(
@@ -178,7 +178,7 @@ class Conversation:
         """As stream(), for `async for`."""
         turn, request = self._request(text, sampling, options)
         sequence = self._hold(len(request.prompt))
-        return self.model.runner.astream(request, Cancel.of(cancel), sequence, noting=turn)
+        return self.model.runner.astream(request, given_or_own(cancel), sequence, noting=turn)
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
@@ -338,7 +338,7 @@ class Conversation:
         runner = model.runner
         try:
             held = restore_sequence(file, runner.sequences, model=model.kind, adapters=runner.adapters,
-                                cancel=Cancel.of(cancel))  # fmt: skip
+                                cancel=given_or_own(cancel))  # fmt: skip
         except BaseException:
             conversation.close()
             raise

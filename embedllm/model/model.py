@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NoReturn, Unpack
 
 from embedllm.backends.base import Device, Engine
-from embedllm.cancel import Cancel
+from embedllm.cancel import Cancel, given_or_own
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.beam_runner import BEAMLESS
 from embedllm.generation.chunk import Chunk
@@ -239,7 +239,7 @@ class Model:
         already. ValueError for a response_format that cannot be followed exactly. TypeError for an option that there
         is not, with the nearest one.
         """
-        (chunks,) = self.runner.run_all([self.request(prompt, sampling, **options)], Cancel.of(cancel))
+        (chunks,) = self.runner.run_all([self.request(prompt, sampling, **options)], given_or_own(cancel))
         return collect(chunks)
 
     @lists_options(PromptOptions)
@@ -260,7 +260,7 @@ class Model:
         if isinstance(prompts, str):
             raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
         requests = [self.request(prompt, sampling, **options) for prompt in prompts]
-        replies = self.runner.run_all(reject_first_only(requests), Cancel.of(cancel))
+        replies = self.runner.run_all(reject_first_only(requests), given_or_own(cancel))
         return [collect(chunks) for chunks in replies]
 
     @lists_options(PromptOptions)
@@ -277,7 +277,7 @@ class Model:
 
         Those after the first have the seeds that follow on the given one.
         """
-        replies = self.runner.run_all(self.requests(prompt, n, sampling, **options), Cancel.of(cancel))
+        replies = self.runner.run_all(self.requests(prompt, n, sampling, **options), given_or_own(cancel))
         return [collect(chunks) for chunks in replies]
 
     @lists_options(PromptOptions, without=SAMPLING | BEAMLESS)
@@ -311,7 +311,7 @@ class Model:
                 stopped_by=reply.stopped_by,
                 statistics=reply.statistics,
             )
-            for reply in self.runner.beam_search(request, Cancel.of(cancel), beams=beams,
+            for reply in self.runner.beam_search(request, given_or_own(cancel), beams=beams,
                                                  length_penalty=length_penalty,
                                                 early_stopping=early_stopping)
         ]  # fmt: skip
@@ -343,7 +343,7 @@ class Model:
     ) -> Generator[Chunk, None, None]:
         """As generate(), token by token. Leaving the loop early frees what it used."""
         request = self.request(prompt, sampling, **options)
-        return self.runner.stream(request, Cancel.of(cancel))
+        return self.runner.stream(request, given_or_own(cancel))
 
     @lists_options(PromptOptions)
     def stream_n(
@@ -356,7 +356,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> Generator[tuple[int, Chunk], None, None]:
         """As generate_n(), token by token, each with the index of its continuation, 0 to n - 1."""
-        return self.runner.stream_all(self.requests(prompt, n, sampling, **options), Cancel.of(cancel))
+        return self.runner.stream_all(self.requests(prompt, n, sampling, **options), given_or_own(cancel))
 
     @lists_options(PromptOptions)
     async def agenerate(
@@ -395,7 +395,7 @@ class Model:
     ) -> AsyncStream:
         """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it."""
         request = self.request(prompt, sampling, **options)
-        return self.runner.astream(request, Cancel.of(cancel))
+        return self.runner.astream(request, given_or_own(cancel))
 
     @lists_options(PromptOptions)
     def astream_n(
@@ -408,7 +408,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> AsyncGenerator[tuple[int, Chunk], None]:
         """As stream_n(), for `async for`."""
-        return self.runner.astream_all(self.requests(prompt, n, sampling, **options), Cancel.of(cancel))
+        return self.runner.astream_all(self.requests(prompt, n, sampling, **options), given_or_own(cancel))
 
     @lists_options(PromptOptions)
     async def agenerate_batch(
