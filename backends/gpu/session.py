@@ -37,6 +37,7 @@ class DeviceEngine(Protocol[B]):
 
     package: Package
     context: int
+    remedy: str  # where a sequence is longer than that
     lock: threading.RLock  # held while anything is bound or run
     dtype: type[np.floating]  # of KV and logits
 

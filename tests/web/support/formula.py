@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import Device
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.text.content_marks import RenderedPrompt
@@ -52,7 +52,7 @@ class FormulaEngine:
 
     device = Device(name="formula", backend="made up 1", description="", available=True)
     chunk = 16
-    remedy = LARGER_EXPORT
+    remedy = "export with a larger --context"
 
     def __init__(self, vocabulary: int, context: int) -> None:
         self.vocabulary = vocabulary
