@@ -33,7 +33,8 @@ _KEPT = 8  # tensors: two matrices with scales, zero points and the order of the
 _SIGLIP, _NEW_SIGLIP = "vision_tower.vision_model.", "vision_tower."
 _LAYER = re.compile(r"(?:.*?\.)??\d+\.")  # what the names of a layer's tensors begin with
 _CONSTANTS = ("inv_freq", "act_fn.beta", "act_fn.eps")  # the same in every checkpoint
-_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+_HEAD = "lm_head.weight"
 _OLD = {"weight": "gamma", "bias": "beta"}  # of names in the first BERTs
 
 
@@ -81,7 +82,7 @@ class HuggingFaceSource:
         part, _, end = name.rpartition(".")
         names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
         names += [part] if end == "weight" and has_no_suffix(part) else []
-        names += [_HEAD] if name.endswith(_EMBEDDING) else []
+        names += [_HEAD] if name in _EMBEDDINGS and self.config.get("tie_word_embeddings") is True else []
         names += [name.replace(_SIGLIP, _NEW_SIGLIP, 1)] if _SIGLIP in name else []
         found = (each for name in names for each in (name, name.partition(".")[2]) if each in self._tensors)
         return next(found, None)
