@@ -15,12 +15,12 @@ from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES, PrefixCache, open_disk_store
 from embedllm.loading.device_search import open_first
 from embedllm.loading.draft import check_draft, check_is_no_head, head_of, hidden_graph_of
+from embedllm.loading.load_request import open_requested_package, preferred_device, search_devices, tuning_of
 from embedllm.loading.options import LoadOptions, same_parameters
-from embedllm.loading.resolve import find_package
 from embedllm.model.model import Model
 from embedllm.package.file_state import LoadedFiles
 from embedllm.package.lora.adapter import Adapters
-from embedllm.package.package import Package, open_package
+from embedllm.package.package import Package
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.tokenizer import Tokenizer
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from embedllm.generation.speculation.draft_head import HeadDrafter, HeadEngine
     from embedllm.kv_cache.prefix_cache import BlockStore
     from embedllm.loading.options import OnProgress
-    from embedllm.loading.tuning_record import Recalled
     from embedllm.package.lora.adapter import Adapter
     from embedllm.text.protocols import ModelCodec
 
@@ -170,37 +169,17 @@ def _close_late(loading: Future[Model]) -> None:
 
 def open_model(path: str | os.PathLike[str], options: LoadOptions) -> Model:
     """As load()."""
-    folder = find_package(path, revision=options.revision, token=options.token,
-                          local_files_only=options.local_files_only, on_progress=options.on_progress)  # fmt: skip
-    package = open_package(folder, whole=False)
-    if options.check:
-        package.check()
-    if options.context is not None:
-        package.limit_context(options.context)
-    requested = _requested_device(package, options)
+    package = open_requested_package(path, options)
     if package.encoder is not None:
         from embedllm.loading.load_encoder import open_encoder
 
-        return open_encoder(package, requested, options)
-    return _open_decoder(package, requested, options)
+        return open_encoder(package, options)
+    return _open_decoder(package, options)
 
 
-def _requested_device(package: Package, options: LoadOptions) -> str | Sequence[str]:
-    """The device or devices that were asked for, here or in the environment; of "auto" those that suit the folder."""
-    from embedllm.backends.devices import selection
-
-    if options.device is not None:
-        requested = options.device
-    else:
-        requested = selection.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or selection.AUTO
-    if requested == selection.AUTO and package.external is not None:
-        return package.external.devices
-    return requested
-
-
-def _open_decoder(package: Package, requested: str | Sequence[str], options: LoadOptions) -> Model:
+def _open_decoder(package: Package, options: LoadOptions) -> Model:
     """A model that generates text."""
-    from embedllm.backends.devices import registry, selection
+    from embedllm.backends.devices import registry
     from embedllm.sampling.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
 
     check_is_no_head(package)
@@ -208,13 +187,10 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         from embedllm.package.lora.peft import check_adaptable
 
         check_adaptable(package)
-    tuning = _recall(package, options)
+    tuning = tuning_of(package, options)
     head = head_of(package, options)
     hidden_graph = hidden_graph_of(head)
-    preferred = tuning.fastest or (package.external.prefers if package.external is not None else "")
-    catalog = registry.DeviceCatalog(package, exact=options.exact, kv=options.kv, adapts=options.adapters is not None,
-                                     hidden_graph=hidden_graph)  # fmt: skip
-    search = selection.DeviceSearch(catalog.lookup, requested, fastest=preferred)
+    search = search_devices(package, options, tuning, hidden_graph=hidden_graph)
     disk = open_disk_store(options.cache_dir, prefix_cache=options.prefix_cache, budget_bytes=options.cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None
@@ -228,7 +204,8 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
     with ExitStack() as opened:
         draft = None
         if head is None:
-            draft = _open_draft(package, tokenizer, options, search.wish if preferred else options.device, opened)
+            device = search.wish if preferred_device(package, tuning) else options.device
+            draft = _open_draft(package, tokenizer, options, device, opened)
         engine, memory, package = open_first(package, search, options, runtime=runtime, adapters=adapters,
                                              hidden_graph=hidden_graph)  # fmt: skip
         if head is not None:
@@ -261,15 +238,6 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
     if isinstance(engine, WarmsUp):
         model.runner.call(engine.warm_up)  # so that the first reply comes as soon as later ones
     return model
-
-
-def _recall(package: Package, options: LoadOptions) -> Recalled:
-    """What tune() has measured of such loads."""
-    from embedllm.loading.tuning_record import recall, unused
-
-    if options.tuned and options.has_tuning:
-        return recall(package, exact=options.exact, kv=options.kv)
-    return unused(is_wanted=options.tuned)
 
 
 def _read_adapters(package: Package, options: LoadOptions) -> list[Adapter] | None:

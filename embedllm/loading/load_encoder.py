@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.generation.defaults import read_defaults
 from embedllm.loading.device_search import open_first
+from embedllm.loading.load_request import search_devices, tuning_of
 from embedllm.model.embeddings import Encoding
 from embedllm.model.model import Model
 from embedllm.package.file_state import LoadedFiles
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 _ONLY_FOR_TEXT = ("kv", "adapters", "draft", "chat_template", "parse_special")
 
 
-def open_encoder(package: Package, requested: str | Sequence[str], options: LoadOptions) -> Model:
+def open_encoder(package: Package, options: LoadOptions) -> Model:
     """See load(). Raises ValueError for an option that only models that generate text have."""
-    from embedllm.backends.devices import registry, selection
     from embedllm.backends.reference.encoder_engine import EncoderEngine
 
     if given := [name for name in _ONLY_FOR_TEXT if getattr(options, name) not in (None, False)]:
         raise ValueError(
             f"'{package.name}' is an embedding or reranker model and generates no text; leave out {given[0]}."
         )
-    search = selection.DeviceSearch(registry.DeviceCatalog(package, exact=options.exact).lookup, requested)
+    search = search_devices(package, options, tuning_of(package, options))
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     engine, memory, _ = open_first(package, search, options, runtime=lambda device: options.runtime, adapters=None)
     assert isinstance(engine, EncoderEngine)  # all that open such a package

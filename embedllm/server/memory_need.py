@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.kv_cache.prefix_cache import PREFIX_CACHE_BYTES
+from embedllm.loading.load_request import open_requested_package, search_devices, tuning_of
 from embedllm.server.model_names import ServedModel
 
 if TYPE_CHECKING:
     import os
 
     from embedllm.backends.base import Device
+    from embedllm.loading.options import LoadOptions
     from embedllm.package.package import Package
 
 HOST = ""
@@ -37,16 +39,10 @@ def memory_need(model: ServedModel) -> MemoryNeed:
     Raises what load() raises for the folder and the device.
     """
     from embedllm.loading.memory_estimate import estimate_memory
-    from embedllm.loading.resolve import find_package
-    from embedllm.package.package import open_package
 
     options = model.options
-    folder = find_package(model.path, revision=options.revision, token=options.token,
-                          local_files_only=options.local_files_only, on_progress=options.on_progress)  # fmt: skip
-    package = open_package(folder, whole=False)
-    if options.context is not None:
-        package.limit_context(options.context)
-    device = _first_device(model, package)
+    package = open_requested_package(model.path, options)
+    device = _first_device(package, options)
     estimate = estimate_memory(package, device, context=min(_TOKENS, package.context), exact=options.exact,
                                kv=options.kv, adapter_bytes=_adapter_bytes(options.adapters))  # fmt: skip
     cache = PREFIX_CACHE_BYTES if options.prefix_cache is None else options.prefix_cache
@@ -62,16 +58,9 @@ def host_budget() -> int | None:
     return None if free is None else int(free * _SHARE)
 
 
-def _first_device(model: ServedModel, package: Package) -> Device:
+def _first_device(package: Package, options: LoadOptions) -> Device:
     """The one that load() tries first."""
-    import os
-
-    from embedllm.backends.devices import registry, selection
-
-    options = model.options
-    requested = options.device or selection.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or selection.AUTO
-    catalog = registry.DeviceCatalog(package, exact=options.exact, kv=options.kv, adapts=options.adapters is not None)
-    search = selection.DeviceSearch(catalog.lookup, requested)
+    search = search_devices(package, options, tuning_of(package, options))
     for device in search:
         return device
     raise search.failure()
