@@ -240,7 +240,7 @@ class Scheduler:
                 ask.sequence.prepare(count)
                 ready.append((ask, ask.feed.tokens[ask.fed : ask.fed + count]))
             except Exception as error:  # noqa: BLE001  # of this request only: its context is full, say
-                ask.error = error
+                _fail(ask, error)
         if not ready:
             return
         try:
@@ -248,7 +248,7 @@ class Scheduler:
             logits = ready[0][0].sequence.loop.call(lambda: rows(batch))  # as _feed_alone
         except Exception as error:  # noqa: BLE001  # every request that was part of it raises it
             for ask, _ in ready:
-                ask.error = error
+                _fail(ask, error)
             return
         for (ask, tokens), row in zip(ready, logits, strict=True):
             ask.sequence.note_appended(tokens)
@@ -260,7 +260,7 @@ class Scheduler:
         try:  # a draft model may be on another device, which has a loop of its own
             rows = sequence.loop.call(lambda: sequence.feed_all(tokens) if feed.is_all else (sequence.feed(tokens),))
         except BaseException as error:  # noqa: BLE001  # the request's, which raises it
-            ask.error = error
+            _fail(ask, error)
         else:
             _note(ask, count, rows)
 
@@ -366,6 +366,13 @@ def _prompt_budget(sequence: CachedSequence, stepping: int) -> int:
         return min(engine.chunk, _BESIDE_TURNS)
     # a step of few takes less time than one of many, and so may what is read beside it
     return max(1, sequence.batches.prompt_budget * max(_FULL // 4, min(stepping, _FULL)) // _FULL)
+
+
+def _fail(ask: Ask, error: BaseException) -> None:
+    """Notes what a feed raised. Without memory, some of a sequence's buffers may have grown and others not."""
+    ask.error = error
+    if isinstance(error, MemoryError):
+        ask.sequence.has_failed = True
 
 
 def _note(ask: Ask, count: int, rows: Sequence[Logits]) -> None:

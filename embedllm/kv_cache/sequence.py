@@ -77,6 +77,7 @@ class CachedSequence:
         self.is_running = False  # a request has it
         self.is_ended = False  # by the end of the model
         self.is_dropped = False  # nobody wants it after the request that has it
+        self.has_failed = False  # in the middle of growing: the session can be used no more
         self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
         self.note_dropped: Callable[[int], None] = ignore  # called with the number of dropped tokens
         self._draws: Draws | None = None  # how the request that runs chooses its tokens
@@ -255,6 +256,7 @@ class CachedSequence:
             self.session.adapt(self.adapter)
         self.foresee(self._draws)
         before.close()
+        self.has_failed = False
         self.tokens.clear()
         self._shifted_from = None
 

@@ -165,6 +165,8 @@ class SequencePool:
         if self._engine is None or sequence.is_dropped:  # the model was closed, or what held it
             self._discard(sequence)
             return
+        if sequence.has_failed:
+            sequence.free()
         del self._all[sequence]
         self._all[sequence] = None  # the last one that was used
         sequence.set_keeps_all(self._keeps_all)
