@@ -33,8 +33,12 @@ _log = logging.getLogger("embedllm")
 class Hosted(Protocol):
     """What a loop runs: a scheduler."""
 
-    def step(self) -> bool:
-        """Runs one iteration; False when there was nothing to do."""
+    def step(self, beside: int = 0) -> bool:
+        """Runs one iteration; False when there was nothing to do. beside: replies that the others decode."""
+        ...
+
+    def decoding(self) -> int:
+        """Replies that are decoded, token by token."""
         ...
 
     def cancel_all(self) -> None:
@@ -269,7 +273,8 @@ def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:
     is_busy = False
     for scheduler in [*hosted]:
         try:
-            is_busy |= scheduler.step()
+            beside = sum(other.decoding() for other in hosted if other is not scheduler)
+            is_busy |= scheduler.step(beside)
         except Exception as error:  # noqa: BLE001  # a defect of ours: those who wait must not wait for ever
             _log.exception("the engine loop failed; every request that it had raises DeviceError")
             scheduler.fail_all(error)

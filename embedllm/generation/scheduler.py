@@ -97,8 +97,11 @@ class Scheduler:
         """Does what could wait until now, and frees the model: the loop ends."""
         self._pool.close()
 
-    def step(self) -> bool:
-        """Runs one iteration: ends what was cancelled, admits what has room, feeds, gives. False: nothing to do."""
+    def step(self, beside: int = 0) -> bool:
+        """Runs one iteration: ends what was cancelled, admits what has room, feeds, gives. False: nothing to do.
+
+        beside: replies of other models that the device decodes in turn with these.
+        """
         ended = self._end_cancelled()
         self._admit()
         self._make_room()
@@ -108,7 +111,7 @@ class Scheduler:
                 self._advance(job)
         asks = [ask for job in jobs for ask in job.asks if not ask.is_answered]
         steps = [ask for ask in asks if not ask.feed.is_prompt]
-        runs = _runs(steps, _pieces(steps, [ask for ask in asks if ask.feed.is_prompt]))
+        runs = _runs(steps, _pieces(steps, [ask for ask in asks if ask.feed.is_prompt], beside))
         prompts = [run for run in runs if run[1][0][0].feed.is_prompt]
         for rows, parts in runs[: len(runs) - len(prompts)]:
             self._feed(rows, parts)
@@ -138,6 +141,10 @@ class Scheduler:
     def active(self) -> int:
         """Requests that go on with the next iteration."""
         return sum(job.is_active for job in self.running)
+
+    def decoding(self) -> int:
+        """Requests whose next feed is a step, and no piece of a prompt."""
+        return sum(any(not ask.feed.is_prompt for ask in job.asks) for job in self.running)
 
     def _end_cancelled(self) -> bool:
         now_s = time.monotonic()
@@ -316,14 +323,17 @@ def _ask(job: Job, feed: Feed) -> Ask:
     return Ask(job, feed, feed.sequence)
 
 
-def _pieces(steps: Sequence[Ask], prompts: Sequence[Ask]) -> list[_Part]:
-    """Which prompts are read in this iteration, and how many tokens of each; the first come first."""
+def _pieces(steps: Sequence[Ask], prompts: Sequence[Ask], beside: int) -> list[_Part]:
+    """Which prompts are read in this iteration, and how many tokens of each; the first come first.
+
+    beside: as step() has it; those replies wait for these pieces, too.
+    """
     budgets: dict[int, int] = {}
     stepping = Counter(id(ask.sequence.engine) for ask in steps if prompts)
     pieces: list[_Part] = []
     for ask in prompts:
         engine = id(ask.sequence.engine)
-        budget = budgets.setdefault(engine, _prompt_budget(ask.sequence, stepping[engine]))
+        budget = budgets.setdefault(engine, _prompt_budget(ask.sequence, stepping[engine] + beside))
         if budget > 0:
             count = ask.sequence.piece(ask.feed.tokens, ask.fed, min(ask.left, budget, ask.sequence.max_feed))
             pieces.append((ask, count))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -32,6 +33,7 @@ from embedllm.generation import job as job_module
 from embedllm.generation import runner as runner_module
 from embedllm.generation import scheduler as scheduler_module
 from embedllm.generation.chunk import Chunk
+from embedllm.generation.engine_loop import Work, _turn
 from embedllm.generation.job import PRIORITY_S, Job, Steps
 from embedllm.generation.loop import Feed
 from embedllm.generation.request import Request
@@ -448,6 +450,24 @@ def test_a_long_prompt_is_read_in_pieces_beside_the_steps_of_others(mixes: bool,
     assert [len(tokens) for tokens in engine.sessions[-1].fed] == [piece] * 5
     assert engine.runs == [stepping + mixes] * 5 * (stepping + mixes > 1)
     run_to_the_end(runner)
+
+
+def test_a_long_prompt_is_read_in_pieces_beside_the_steps_of_another_model_on_the_device() -> None:
+    """And in whole chunks once nothing is decoded there."""
+    engines = [FakeBatchEngine(whole_history, max_batch=9, prompt_budget=32, context=256, chunk=64) for _ in range(2)]
+    decodes, reads = (direct(engine) for engine in engines)
+    hosted, inbox = [decodes.scheduler, reads.scheduler], SimpleQueue[Work | None]()
+    inbox.put(lambda: None)
+    _, reader = submit(decodes, request([1], 5))
+    while not reader.tokens:
+        assert _turn(inbox, hosted)
+    submit(reads, request([2] * 200, 1))
+    while any(scheduler.running or scheduler.waiting for scheduler in hosted):
+        assert _turn(inbox, hosted)
+    fed = [len(tokens) for tokens in engines[1].sessions[-1].fed]
+    assert fed[:3] == [8] * 3
+    assert 64 in fed
+    assert sum(fed) == 200
 
 
 def test_pieces_that_the_run_of_the_steps_has_no_row_for_are_read_when_the_steps_are_over() -> None:
