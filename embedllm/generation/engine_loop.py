@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -265,7 +265,7 @@ def _run(inbox: SimpleQueue[Work | None], hosted: list[Hosted], ended: threading
         ended.set()
 
 
-def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:
+def _turn(inbox: SimpleQueue[Work | None], hosted: Sequence[Hosted]) -> bool:
     """One iteration of each scheduler, then what was posted; waits for that when there was nothing else to do.
 
     False at the end.

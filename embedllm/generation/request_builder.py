@@ -30,6 +30,7 @@ from embedllm.text.prompt import (
     TemplateOptions,
     are_messages,
     check_messages,
+    check_roles,
     plain_content,
     texts_as_parts,
     token_ids,
@@ -108,6 +109,7 @@ class RequestBuilder:
         rendered = template.render_marked(shown, self._marks, tools=tools, documents=options.documents,
                                           variables=options.variables,
                                           continue_final_message=options.continue_final_message)  # fmt: skip
+        check_roles(messages, rendered.text, template)
         return rendered, sources
 
     def _split_images(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[ImageSource]]:

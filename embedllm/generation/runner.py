@@ -100,13 +100,17 @@ class Runner:
         """
         return self._in_loop.call(work)
 
+    def check_prompt(self, request: Request) -> None:
+        """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""
+        check_request(request, context=self._context, remedy=self._remedy)
+
     def check(self, request: Request) -> None:
-        """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token.
+        """Raises what check_prompt() raises, ValueError and DeviceUnavailable for what this model cannot do.
 
         PackageError where the weights were changed on disk.
         """
         self.check_files()
-        check_request(request, context=self._context, remedy=self._remedy)
+        self.check_prompt(request)
         if request.images:
             self._take_images(request)
         if request.speculate == "draft" and self.draft is None:

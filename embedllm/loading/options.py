@@ -58,6 +58,8 @@ class LoadOptions:
         RuntimeOptions(threads=self.threads)
         check_concurrency(self.max_sequences, self.max_waiting)
         check_context(self.context)
+        if self.chat_template is not None and not isinstance(self.chat_template, str):
+            raise TypeError(f"chat_template is {self.chat_template!r}; expected the text of a Jinja template.")
         if not self.threaded and (self.max_sequences is not None or self.max_waiting is not None):
             raise ValueError("threaded=False computes one call at a time; leave out max_sequences and max_waiting.")
         if self.openvino is not None and not isinstance(self.openvino, OpenVINOOptions):

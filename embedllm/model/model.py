@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Unpack
 
 from embedllm.backends.base import Device, Engine
 from embedllm.cancel import Cancel, given_or_own
+from embedllm.errors import EmbedError
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.beam_runner import BEAMLESS
 from embedllm.generation.chunk import Chunk
@@ -259,9 +260,19 @@ class Model:
         """
         if isinstance(prompts, str):
             raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
-        requests = [self.request(prompt, sampling, **options) for prompt in prompts]
+        requests = [self._numbered(place, prompt, sampling, options) for place, prompt in enumerate(prompts)]
         replies = self.runner.run_all(reject_first_only(requests), given_or_own(cancel))
         return [collect(chunks) for chunks in replies]
+
+    def _numbered(self, place: int, prompt: Prompt, sampling: Sampling | None, options: PromptOptions) -> Request:
+        """One of several requests; what is wrong with its prompt says which it is."""
+        try:
+            request = self.request(prompt, sampling, **options)
+            self.runner.check_prompt(request)
+        except (ValueError, EmbedError) as error:
+            error.args = (f"prompts[{place}]: {error}",)
+            raise
+        return request
 
     @lists_options(PromptOptions)
     def generate_n(

@@ -63,7 +63,7 @@ def _arguments(call: OwnCall) -> str:
 
 def _reason(reason: str, *, has_calls: bool) -> types.FinishReason:
     if reason == "timeout":
-        raise TimeoutError("the reply was not done within timeout=; give it more seconds, or a smaller max_tokens.")
+        raise TimeoutError("the reply was not done within its timeout; allow more seconds, or a smaller max_tokens.")
     if reason == "cancelled":
         raise DeviceError("the model was closed while it replied.")
     if reason == "stop":

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from embedllm.text.chat_template import Message, Tool
+from embedllm.text.chat_template import ChatTemplate, Message, Tool
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SYSTEM_ROLES = ("system", "developer")
 Prompt: TypeAlias = "str | Sequence[int] | NDArray[np.integer] | Sequence[Message]"
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")  # those of OpenAI, which some templates leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,19 @@ def check_messages(messages: object) -> None:
         raise ValueError(f"messages must be a list of at least one message, found {messages!r}.")
     if odd := [message for message in cast("Sequence[object]", messages) if not isinstance(message, Mapping)]:
         raise ValueError(f"a message is {odd[0]!r}; expected one like {{'role': 'user', 'content': 'text'}}.")
+
+
+def check_roles(messages: Sequence[Message], prompt: str, template: ChatTemplate) -> None:
+    """Raises ValueError for a message whose role the template passes over, so that its text is not in the prompt."""
+    for place, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role in _ROLES or not isinstance(role, str) or not isinstance(content, str) or not content.strip():
+            continue
+        if content.strip() not in prompt and not any(role in source for source in template.templates.values()):
+            raise ValueError(
+                f"messages[{place}]['role'] is {role!r}, a role that the chat template leaves out of the prompt; "
+                f"expected one of {', '.join(_ROLES)}."
+            )
 
 
 def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Message]:

@@ -203,7 +203,7 @@ def _grammar(source: Source) -> str:
         return LLMatcher.grammar_from_regex(source.text)
     if source.kind == "choices":
         texts = [json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in json.loads(source.text)]
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(texts))
     return LLMatcher.grammar_from_lark(followed_lark(source.text, options=_SPACING))
 
 
