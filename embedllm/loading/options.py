@@ -58,8 +58,7 @@ class LoadOptions:
         RuntimeOptions(threads=self.threads)
         check_concurrency(self.max_sequences, self.max_waiting)
         check_context(self.context)
-        if self.chat_template is not None and not isinstance(self.chat_template, str):
-            raise TypeError(f"chat_template is {self.chat_template!r}; expected the text of a Jinja template.")
+        check_template(self.chat_template)
         if not self.threaded and (self.max_sequences is not None or self.max_waiting is not None):
             raise ValueError("threaded=False computes one call at a time; leave out max_sequences and max_waiting.")
         if self.openvino is not None and not isinstance(self.openvino, OpenVINOOptions):
@@ -102,6 +101,17 @@ def check_concurrency(max_sequences: int | None, max_waiting: int | None) -> Non
     for name, value, least in (("max_sequences", max_sequences, 1), ("max_waiting", max_waiting, 0)):
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"{name} is {value!r}; expected a whole number from {least} on, or None.")
+
+
+def check_template(template: object) -> None:
+    """Raises TypeError for what is no text, ValueError for one without Jinja, such as the path of a template."""
+    if template is not None and not isinstance(template, str):
+        raise TypeError(f"chat_template is {template!r}; expected the text of a Jinja template.")
+    if template and "{" not in template:
+        raise ValueError(
+            f"chat_template is {template!r:.80}, which has nothing of Jinja in it; expected the text of a template, as "
+            "Path(...).read_text() gives it."
+        )
 
 
 def check_context(context: int | None) -> None:

@@ -43,7 +43,6 @@ class ChatTemplate:
     templates: one template, or several by name; "tool_use" is taken when tools are given, else "default".
     tokens: the special tokens by role, as the template writes them: {"bos_token": "<s>", ...}.
     clock: the time that a template may ask for.
-    Raises ValueError for a template that would write the same text for all messages, such as the path of one.
     """
 
     def __init__(
@@ -53,11 +52,6 @@ class ChatTemplate:
         tokens: Mapping[str, str] | None = None,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        if isinstance(templates, str) and "{" not in templates:
-            raise ValueError(
-                f"the chat template is {templates!r:.80}, which has nothing of Jinja in it; expected the text of a "
-                "template, as Path(...).read_text() gives it."
-            )
         self.templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         self.tokens = dict(tokens or {})
         self._clock = clock

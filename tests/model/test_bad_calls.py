@@ -23,7 +23,7 @@ def test_a_role_that_the_template_leaves_out_is_refused(role: str) -> None:
 
 
 def test_the_path_of_a_template_is_no_template() -> None:
-    with pytest.raises(ValueError, match=r"the chat template is 'my\.jinja', which has nothing of Jinja in it"):
+    with pytest.raises(ValueError, match=r"chat_template is 'my\.jinja', which has nothing of Jinja in it"):
         load("demo", chat_template="my.jinja")
     with pytest.raises(TypeError, match=r"chat_template is .*; expected the text of a Jinja template"):
         load("demo", chat_template=Path("my.jinja"))  # type: ignore[arg-type]  # wrong on purpose
