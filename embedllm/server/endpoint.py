@@ -105,7 +105,7 @@ class Exchange:
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
-            raise Refused(408, "the body of the request did not come in time.", code="timeout") from None
+            raise Refused(408, "the body of the request was not received in time.", code="timeout") from None
         raw = b"".join(parts)
         if size > _LARGE:
             return await run_in_thread(lambda cancel: body.parse(raw))
@@ -120,7 +120,7 @@ class Exchange:
         try:
             yield
         except asyncio.CancelledError:
-            if not self._is_gone or task.uncancel() > 0:  # the server ends
+            if not self._is_gone or task.uncancel() > 0:  # the server is shutting down
                 raise
             raise ClientGone from None
         finally:
@@ -173,7 +173,7 @@ class Exchange:
         except asyncio.CancelledError:
             idle.cancel()
             if self.is_started and not self._is_gone:
-                self.record.error = ending = Refused(503, "the server ends before the reply was done.",
+                self.record.error = ending = Refused(503, "the server is shutting down; the reply is incomplete.",
                                                      code="server_ends")  # fmt: skip
                 await self._write_event(write_error(ending))
                 await self._end_events()
@@ -246,14 +246,14 @@ class EndpointApp:
             exchange.record.is_gone = True
             self.context.metrics.cancelled.labels(endpoint.path).inc()
         except asyncio.CancelledError:  # of uvicorn, once replies under way had their time
-            await exchange.fail(Refused(503, "the server ends.", code="server_ends", retry_after_s=5))
+            await exchange.fail(Refused(503, "the server is shutting down.", code="server_ends", retry_after_s=5))
         except Exception as error:  # noqa: BLE001  # answered, and logged where it is no client's fault; others go on
             await exchange.fail(refusal(error))
 
 
 def too_large(limit: int) -> Refused:
     """The answer to a body of too many bytes."""
-    return Refused(413, f"the body has more than {limit} bytes, the most that is taken.", code="request_too_large")
+    return Refused(413, f"the body is too large; the limit is {limit} bytes.", code="request_too_large")
 
 
 def event(data: Mapping[str, JSON], name: str | None = None) -> bytes:

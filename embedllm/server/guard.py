@@ -88,7 +88,7 @@ class Guard:
             raise Refused(401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or x-api-key.",
                           code="invalid_api_key")  # fmt: skip
         if scope["method"] == "POST" and self._running > self._settings.max_requests:
-            raise Refused(429, f"{self._settings.max_requests} requests run, the most that may. Send it later.",
+            raise Refused(429, f"too many concurrent requests (limit {self._settings.max_requests}); retry later.",
                           code="rate_limit_exceeded", retry_after_s=1)  # fmt: skip
 
     def _check_host(self, host: str) -> None:

@@ -84,14 +84,17 @@ class _Models(Collector):
                                  )  # fmt: skip
         prefix = [
             GaugeMetricFamily(f"embedllm_prefix_cache_{name}_bytes", text, labels=labels)
-            for name, text in (("held", "Held KV of prefixes."), ("capacity", "The most that is held."))
+            for name, text in (
+                ("held", "Bytes of KV in the prefix cache."),
+                ("capacity", "Budget of the prefix cache in bytes."),
+            )
         ]
         hits = [
             CounterMetricFamily(f"embedllm_prefix_cache_{name}", text, labels=labels)
             for name, text in (
-                ("evicted_bytes", "Dropped for others."),
-                ("hit_tokens", "Not computed again."),
-                ("prompt_tokens", "Looked up."),
+                ("evicted_bytes", "Bytes evicted from the prefix cache."),
+                ("hit_tokens", "Prompt tokens served from the prefix cache."),
+                ("prompt_tokens", "Prompt tokens looked up in the prefix cache."),
             )
         ]
         loaded = GaugeMetricFamily("embedllm_model_loaded", "1: in memory; 0: not.", labels=labels)
