@@ -1,4 +1,4 @@
-"""What a backend is: protocols of an engine and a session, and the checks that all sessions make."""
+"""What a backend is: protocols of an engine and a session; the checks that all sessions make are in checks.py."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class KeptHidden(Protocol[H_co]):
     def stop(self) -> int: ...
 
     def keep(self) -> None:
-        """From now on they are: a head is about to read them."""
+        """Starts keeping hidden states; a draft head will read them."""
         ...
 
     def get(self, start: int, stop: int) -> H_co:

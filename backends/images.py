@@ -134,7 +134,6 @@ class ImageFeatures:
         bidirectional: tokens of an image attend to one another, so that no feed may end within one.
         """
         self.bidirectional = bidirectional
-        self.encoded = 0  # images so far
         self._open = open_encoder
         self._encoder: VisionEncoder | None = None
         self._images: WeakValueDictionary[int, ImageInput] = WeakValueDictionary()
@@ -221,7 +220,6 @@ class ImageFeatures:
             assert self._encoder is not None
             kept.add(self._encoder)
             if not kept.tiles:
-                self.encoded += 1
                 self._make_room()
         assert kept.rows is not None
         return kept.rows

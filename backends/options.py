@@ -15,13 +15,13 @@ class RuntimeOptions:
     Nothing in here can round what is not rounded without it: a choice among RuntimeOptions never costs exactness.
     """
 
-    threads: int = 0  # of the CPU; 0: one a physical core
+    threads: int = 0  # of the CPU; 0: number of physical cores
     spinning: bool = False  # ONNX Runtime's threads wait a millisecond for work before they sleep, not 20 us
     floats: bool = False  # activations stay float in 4-bit products, which is nearer: ONNX Runtime's on the CPU
 
     def __post_init__(self) -> None:
         if type(self.threads) is not int or not 0 <= self.threads <= MOST_THREADS:
-            raise ValueError(f"threads is {self.threads!r}; expected 0 (one a physical core) to {MOST_THREADS}.")
+            raise ValueError(f"threads is {self.threads!r}; expected 0 (number of physical cores) to {MOST_THREADS}.")
         for name in ("spinning", "floats"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected true or false.")

@@ -4,17 +4,22 @@
 
 Of the same tree and version as embedllm, and imported as `embedllm`; install one of the two. Without the demo model,
 the exporter, the command line, the evaluation and the browser's half, and without what only these depend on. A
-placeholder in their place raises MissingPart, which says what to install. Needs what make_web_wheel.py needs.
+placeholder in their place raises MissingPart, which says what to install. Needs packaging, and what make_web_wheel.py
+needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import email
+import re
 import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from tools.make_web_wheel import build, write
 
@@ -82,33 +87,28 @@ def _folder_name() -> str:
 
 def _metadata(text: str) -> str:
     """The metadata of the whole distribution, with its own name, summary and dependencies."""
-    lines: list[str] = []
-    head, _, _ = text.partition("\n\n")  # the README is about the whole
-    for line in head.splitlines():
-        key, _, value = line.partition(": ")
+    fields: list[tuple[str, str]] = []
+    for key, value in email.message_from_string(text).items():  # without the payload: the README is about the whole
         if key == "Name":
-            line = f"Name: {NAME}"
+            fields.append((key, NAME))
         elif key == "Summary":
-            line = f"Summary: {SUMMARY}"
-        elif (
+            fields.append((key, SUMMARY))
+        elif not (
             key == "Description-Content-Type"
             or (key == "Provides-Extra" and value not in EXTRAS)
-            or (key == "Requires-Dist" and not _is_kept(value))
+            or (key == "Requires-Dist" and not _is_kept(Requirement(value)))
         ):
-            continue
-        lines.append(line)
+            fields.append((key, value))
     for extra, packages in EXTRAS.items():
-        if f"Provides-Extra: {extra}" not in lines:
-            lines.append(f"Provides-Extra: {extra}")
-        lines += [f'Requires-Dist: {package}; extra == "{extra}"' for package in packages]
-    return "\n".join([*lines, ""])
+        if ("Provides-Extra", extra) not in fields:
+            fields.append(("Provides-Extra", extra))
+        fields += [("Requires-Dist", f'{package}; extra == "{extra}"') for package in packages]
+    return "".join(f"{key}: {value}\n" for key, value in fields)
 
 
-def _is_kept(requirement: str) -> bool:
-    """requirement: as METADATA has it, such as 'onnx>=1.17; sys_platform != "emscripten"'."""
-    package = requirement.split(";")[0].split(">")[0].split("=")[0].split("[")[0].strip()
-    _, is_extra, extra = requirement.partition('extra == "')
-    return extra.rstrip('"') in EXTRAS if is_extra else package not in DROPPED
+def _is_kept(requirement: Requirement) -> bool:
+    extra = re.search(r'extra == "([^"]+)"', str(requirement.marker))
+    return extra[1] in EXTRAS if extra else requirement.name not in DROPPED
 
 
 if __name__ == "__main__":

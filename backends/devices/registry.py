@@ -64,7 +64,7 @@ class DeviceCatalog:
         return [device for source in drivers.sources() for device in self._devices_of(source)]
 
     def lookup(self, name: str, *, automatic: bool = False) -> list[Device]:
-        """The devices that may be meant by a name; of a name that is not known, every one. See selection.Find."""
+        """The devices that may be meant by a name; of an unknown name, every one. See selection.DeviceLookup."""
         if _is_pair(name):
             halves = {half: self.lookup(half) for half in name.split(PAIR)}
             found = {device.name: device for devices in halves.values() for device in devices}

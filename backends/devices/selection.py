@@ -40,7 +40,7 @@ _TARGETS = re.compile(r"openvino:\w+:", re.IGNORECASE)  # begins a name whose ta
 _TARGET = re.compile(r"-?[A-Z]+(\.\d+)*(\(\d+\))?")  # in OpenVINO's words: GPU.1, -NPU; ours are in small letters
 
 
-class Find(Protocol):
+class DeviceLookup(Protocol):
     """Where devices come from."""
 
     def __call__(self, name: str, *, automatic: bool) -> Sequence[Device]:
@@ -67,14 +67,14 @@ class Choice:
     """The device to use, and why not the ones before it."""
 
     device: Device
-    passed_over: tuple[Refusal, ...]
+    rejected: tuple[Refusal, ...]
 
 
 class DeviceSearch:
-    """Walks a wish: gives the devices that are there, best first, and keeps why the others are passed over."""
+    """Walks a wish: gives the devices that are there, best first, and keeps why the others are rejected."""
 
     def __init__(
-        self, find: Find, wish: str | Sequence[str], *, fastest: str = "", platform: str = sys.platform
+        self, lookup: DeviceLookup, wish: str | Sequence[str], *, fastest: str = "", platform: str = sys.platform
     ) -> None:
         """wish: a device's name, "auto", or a list of such that are tried in order. ValueError for an empty one.
 
@@ -84,8 +84,8 @@ class DeviceSearch:
         self.names = [plainly] if isinstance(plainly, str) else plainly
         # one device that was asked for by name: nothing else is put in its place
         self.is_explicit = isinstance(plainly, str) and plainly != AUTO
-        self.passed_over: list[Refusal] = []
-        self._find = find
+        self.rejected: list[Refusal] = []
+        self._lookup = lookup
         self._fastest = fastest
         self._ranking = RANKINGS.get(platform, _ELSEWHERE)
 
@@ -100,12 +100,12 @@ class DeviceSearch:
         """Devices that are available. Finds what a name means only when it is that name's turn."""
         for name in self.names:
             if name != AUTO:
-                yield from self._taken([resolve(name, self._find(name, automatic=False))])
+                yield from self._taken([resolve(name, self._lookup(name, automatic=False))])
                 continue
             if self._fastest:
-                yield from self._taken([resolve(self._fastest, self._find(self._fastest, automatic=False))])
+                yield from self._taken([resolve(self._fastest, self._lookup(self._fastest, automatic=False))])
             for candidate in self._ranking:
-                found = self._find(candidate, automatic=True)
+                found = self._lookup(candidate, automatic=True)
                 family = [_not_software(device) for device in found
                           if family_name(device.name) == candidate and device.name != self._fastest]  # fmt: skip
                 if not family and family_name(self._fastest) == candidate:
@@ -114,21 +114,21 @@ class DeviceSearch:
 
     def refuse(self, device: Device, reason: str, remedy: str = "") -> None:
         """The device that was given last cannot be used after all."""
-        self.passed_over.append(Refusal(device.name, reason, remedy))
+        self.rejected.append(Refusal(device.name, reason, remedy))
 
     def failure(self) -> DeviceUnavailable:
         """What to raise when no device was left."""
-        listed = "; ".join(str(one._replace(device=f"'{one.device}'")) for one in self.passed_over)
-        return DeviceUnavailable(f"no device can run this model. Tried {listed}.", self.passed_over)
+        listed = "; ".join(str(one._replace(device=f"'{one.device}'")) for one in self.rejected)
+        return DeviceUnavailable(f"no device can run this model. Tried {listed}.", self.rejected)
 
     def _taken(self, found: Sequence[Device | Refusal]) -> Iterator[Device]:
         for one in found:
             if isinstance(one, Refusal):
-                self.passed_over.append(one)
+                self.rejected.append(one)
             elif one.available:
                 yield one
             else:
-                self.passed_over.append(Refusal(one.name, one.reason, one.remedy))
+                self.rejected.append(Refusal(one.name, one.reason, one.remedy))
 
 
 def choose(devices: Sequence[Device], wish: str | Sequence[str], *, platform: str = sys.platform) -> Choice:
@@ -138,7 +138,7 @@ def choose(devices: Sequence[Device], wish: str | Sequence[str], *, platform: st
     """
     search = DeviceSearch(lambda name, *, automatic: devices, wish, platform=platform)
     for device in search:
-        return Choice(device, tuple(search.passed_over))
+        return Choice(device, tuple(search.rejected))
     raise search.failure()
 
 

@@ -27,7 +27,7 @@ from embedllm.backends.ort.runtime import first_line, ort
 from embedllm.backends.system.host_tuning import ENVIRONMENT, is_on
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import WITH_QMOE
-from embedllm.package.onnx_reader import read_outline
+from embedllm.package.onnx_reader import read_graph_summary
 from embedllm.package.package import Package
 
 PROVIDER = "CUDAExecutionProvider"
@@ -113,7 +113,7 @@ def gathers_tokens(package: Package, graph: Graph) -> bool:
     """Whether some expert of a mixture is computed by standard operators."""
     if graph.variant not in WITH_QMOE:
         return True
-    return any(node.operator == "NonZero" for node in read_outline(package.folder / graph.file).nodes)
+    return any(node.operator == "NonZero" for node in read_graph_summary(package.folder / graph.file).nodes)
 
 
 def start(

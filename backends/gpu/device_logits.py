@@ -140,7 +140,6 @@ class RunLogits:
         self._lists: F32 | None = None  # what LIST gives, [B, size]
         self._best: Callable[[], F32] | None = None  # waits for the numbers of BEST
         self._saved: dict[int, LogitsBoard] = {}
-        self._is_on_board = True
 
     def row(self, index: int) -> Logits:
         if not self._board.engine.heads:
@@ -182,7 +181,6 @@ class RunLogits:
                 saved = LogitsBoard(board.engine, 1, board.vocabulary)
                 board.engine.memory.copy(saved.address, self._address(index), width=board.row_bytes)
                 self._saved[index] = saved
-        self._is_on_board = False
 
     def _is_valid(self, index: int) -> bool:
         return self.owners[index].fed == self._fed[index]

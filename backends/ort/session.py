@@ -120,7 +120,7 @@ class OrtSession:
                      images=self._images)  # fmt: skip
 
     def begin_feed(self, count: int) -> None:
-        """To be called before that many tokens are fed: by then its place is settled.
+        """Call before that many tokens are fed, when the session's position is final.
 
         Frees what no window sees any more.
         """

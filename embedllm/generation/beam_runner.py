@@ -78,7 +78,7 @@ class BeamRunner:
                 is_whole = True
             except Interrupted:
                 is_whole = False
-        replies = [self._reply(found.beam, limit_reason) for found in self._search.found]
+        replies = [self._reply(found.beam, limit_reason) for found in self._search.finished]
         yield tuple(replies if is_whole else replies + self.ended(cancel))
 
     def run_directly(self, limit_reason: str, cancel: Cancel) -> list[Reply]:

@@ -28,7 +28,7 @@ class Beam:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FinishedBeam:
     """A reply that is at its end, and its score: the sum over its length to the power of the penalty."""
 
     beam: Beam
@@ -48,7 +48,7 @@ class BeamSearch:
     stop_tokens: Collection[int]
     limit: int  # tokens of a reply
     running: list[Beam] = field(default_factory=lambda: [Beam()])
-    found: list[Found] = field(default_factory=list[Found])  # best first
+    finished: list[FinishedBeam] = field(default_factory=list[FinishedBeam])  # best first
     is_done: bool = False
 
     def __post_init__(self) -> None:
@@ -75,10 +75,10 @@ class BeamSearch:
         is_last = length >= self.limit
         self.running = [beam for beam in nexts if not (is_last or self._ends(beam))][: self.beams]
         ended = [beam for beam in nexts[: self.beams] if is_last or self._ends(beam)]
-        self.found += [Found(beam, beam.total / length**self.length_penalty) for beam in ended]
-        self.found.sort(key=lambda found: -found.score)
-        del self.found[self.beams :]
-        is_full = len(self.found) == self.beams
+        self.finished += [FinishedBeam(beam, beam.total / length**self.length_penalty) for beam in ended]
+        self.finished.sort(key=lambda beam: -beam.score)
+        del self.finished[self.beams :]
+        is_full = len(self.finished) == self.beams
         self.is_done = not self.running or (is_full and (self.early_stopping is True or not self._can_improve(length)))
 
     def _ends(self, beam: Beam) -> bool:
@@ -88,7 +88,7 @@ class BeamSearch:
         """Whether the best of those that run may still score higher than the worst that was found."""
         if self.early_stopping == "never" and self.length_penalty > 0:
             length = self.limit
-        return self.running[0].total / length**self.length_penalty > self.found[-1].score
+        return self.running[0].total / length**self.length_penalty > self.finished[-1].score
 
 
 def _prolonged(beam: Beam, place: int, row: Logits, count: int) -> list[Beam]:

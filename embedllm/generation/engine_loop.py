@@ -30,7 +30,7 @@ _ENDING = "the process is ending, and the model with it."
 _log = logging.getLogger("embedllm")
 
 
-class Hosted(Protocol):
+class LoopTask(Protocol):
     """What a loop runs: a scheduler."""
 
     def step(self, beside: int = 0) -> bool:
@@ -104,11 +104,11 @@ class EngineLoop:
     def __init__(self, name: str) -> None:
         """name: of the device."""
         self._pid = os.getpid()
-        self._hosted: list[Hosted] = []
+        self._tasks: list[LoopTask] = []
         self._inbox: SimpleQueue[Work | None] = SimpleQueue()  # put() is reentrant: finalizers and signal handlers may
         self._ended = threading.Event()  # Thread.is_alive() is wrong for good once it is interrupted
         self._thread = threading.Thread(
-            target=_run, args=(self._inbox, self._hosted, self._ended), name=f"embedllm-{name}", daemon=True
+            target=_run, args=(self._inbox, self._tasks, self._ended), name=f"embedllm-{name}", daemon=True
         )
         weakref.finalize(self, self._inbox.put, None)
         self._thread.start()
@@ -132,13 +132,13 @@ class EngineLoop:
         """Whether the caller is the loop's own thread."""
         return threading.get_ident() == self._thread.ident
 
-    def host(self, scheduler: Hosted) -> None:
-        self.call(lambda: self._hosted.append(scheduler))
+    def host(self, scheduler: LoopTask) -> None:
+        self.call(lambda: self._tasks.append(scheduler))
 
-    def leave(self, scheduler: Hosted) -> None:
+    def leave(self, scheduler: LoopTask) -> None:
         """Runs it no more. In the loop's thread."""
-        if scheduler in self._hosted:
-            self._hosted.remove(scheduler)
+        if scheduler in self._tasks:
+            self._tasks.remove(scheduler)
 
     def post(self, work: Work) -> None:
         """Has the loop do this between two iterations; what it raises is logged. From any thread, finalizers too."""
@@ -183,7 +183,7 @@ class EngineLoop:
         """The next item of a queue that the loop fills. Raises DeviceError when the loop has ended."""
         if self.is_current:  # called by what a step calls: a logits processor, say
             while queue.empty():
-                if not _turn(self._inbox, self._hosted):
+                if not _turn(self._inbox, self._tasks):
                     self._inbox.put(None)  # for the outer one
                     raise DeviceError(_ENDING)
             return queue.get()
@@ -211,7 +211,7 @@ class EngineLoop:
         """Ends the thread after the step that runs, which is interrupted where it can be."""
         if self._pid != os.getpid():  # it is not there
             return
-        for scheduler in [*self._hosted]:
+        for scheduler in [*self._tasks]:
             scheduler.cancel_all()
         self._inbox.put(None)
         if self.is_alive and not self.is_current:
@@ -221,7 +221,7 @@ class EngineLoop:
         """In a forked child: never frees what runtimes hold, since they would wait for threads that are not there."""
         import ctypes
 
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._hosted))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._tasks))
 
 
 class Ticket:
@@ -252,26 +252,26 @@ _BY_DEVICE: weakref.WeakValueDictionary[str, EngineLoop] = weakref.WeakValueDict
 _ALL: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
 
 
-def _run(inbox: SimpleQueue[Work | None], hosted: list[Hosted], ended: threading.Event) -> None:
+def _run(inbox: SimpleQueue[Work | None], tasks: list[LoopTask], ended: threading.Event) -> None:
     """What the thread does. It holds no EngineLoop, so that one that nobody uses goes, and ends it."""
     _HERE.loop = inbox
     try:
-        while _turn(inbox, hosted):
+        while _turn(inbox, tasks):
             pass
-        for scheduler in [*hosted]:
+        for scheduler in [*tasks]:
             scheduler.step()  # what was cancelled by the end
             scheduler.finish()
     finally:
         ended.set()
 
 
-def _turn(inbox: SimpleQueue[Work | None], hosted: Sequence[Hosted]) -> bool:
+def _turn(inbox: SimpleQueue[Work | None], hosted: Sequence[LoopTask]) -> bool:
     """One iteration of each scheduler, then what was posted; waits for that when there was nothing else to do.
 
     False at the end.
     """
     is_busy = False
-    for scheduler in [*hosted]:
+    for scheduler in [*tasks]:
         try:
             beside = sum(other.decoding() for other in hosted if other is not scheduler)
             is_busy |= scheduler.step(beside)
@@ -279,7 +279,7 @@ def _turn(inbox: SimpleQueue[Work | None], hosted: Sequence[Hosted]) -> bool:
             _log.exception("the engine loop failed; every request that it had raises DeviceError")
             scheduler.fail_all(error)
             is_busy = True
-    waits_s = [idle_s for scheduler in hosted if (idle_s := scheduler.idle_s()) is not None]
+    waits_s = [idle_s for scheduler in tasks if (idle_s := scheduler.idle_s()) is not None]
     idle_s = min([*waits_s, _IDLE_S]) if waits_s else None
     try:
         while (work := inbox.get(block=not is_busy, timeout=idle_s)) is not None:

@@ -1,4 +1,4 @@
-"""The decoder: which token next and when to stop, as a rule that does no I/O.
+"""One generation: which token next and when to stop, as a rule that does no I/O.
 
 `Generation.accept(logits)` decides; loop.py fetches logits for it. So the same rule serves threads, asyncio and the
 browser. Standard library only.
@@ -47,7 +47,7 @@ class Generation:
     statistics: Statistics
     reader: ReplyReader | None = None  # where a reply is more than text
     device: str = ""  # what gives the logits, for errors
-    drafted_tokens: int = field(default=0, init=False)  # fed on suspicion; counted by who feeds
+    drafted_tokens: int = field(default=0, init=False)  # fed for verification; incremented by the decode loop
     dropped_tokens: int = 0  # before it, and since; counted by who drops them
     _accepted_tokens: int = field(default=0, init=False)
     _spent_s: float = field(default=0.0, init=False)  # seconds that are not in the statistics yet

@@ -378,8 +378,9 @@ class Runner:
     def _begin(
         self, sequence: CachedSequence, request: Request, text: Sequence[int], queued_s: float
     ) -> tuple[list[Sequence[int]], Generation]:
-        """Leaves in the sequence what it shares with the prompt; the pieces that are left, and the rule.
+        """Truncates the sequence to its common prefix with the prompt, and restores cached KV.
 
+        Returns the remaining prompt chunks and the Generation.
         text: the prompt without ids of images.
         """
 

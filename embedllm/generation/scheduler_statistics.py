@@ -16,6 +16,7 @@ class SchedulerStatistics:
 
     running: int  # requests
     waiting: int
+    preempted: int  # times a request was, since the model was loaded
     kv_usage: float  # share of the KV cache that sequences hold, 0 to 1
     running_adapters: tuple[str, ...]  # names, of the requests that run
     waiting_adapters: tuple[str, ...]
@@ -27,6 +28,7 @@ def scheduler_statistics(scheduler: Scheduler, pool: SequencePool) -> SchedulerS
     return SchedulerStatistics(
         running=len(running),
         waiting=len(waiting),
+        preempted=scheduler.preempted,
         kv_usage=pool.kv_usage(scheduler.max_running),
         running_adapters=_adapter_names(running),
         waiting_adapters=_adapter_names(waiting),

@@ -101,8 +101,8 @@ class BlockCache:
         best = max(found, key=lambda pair: pair[1], default=None)
         return best if best and best[1] else None
 
-    def put(self, block: Block) -> bool:
-        """Keeps a block, and drops those used least recently for it; False when it is larger than the budget.
+    def put(self, block: Block) -> None:
+        """Keeps a block, and drops those used least recently for it; nothing when it is larger than the budget.
 
         One that begins a longer one is of no use beside it.
         """
@@ -110,17 +110,16 @@ class BlockCache:
         longer = next((other for other in siblings if other.tokens[: len(block.tokens)] == block.tokens), None)
         if longer is not None:
             self.touch([longer])  # or the next block of its chain might drop it
-            return True
+            return
         size = block.bytes
         if size > self.budget_bytes:
-            return False
+            return
         for shorter in [other for other in siblings if block.tokens[: len(other.tokens)] == other.tokens]:
             self._drop(shorter)
         self.make_room(size)
         self._blocks[block.parent, block.tokens] = block
         self._after.setdefault(block.parent, []).append(block)
         self.bytes += size
-        return True
 
     def make_room(self, size: int) -> None:
         """Drops blocks used least recently until `size` more bytes are within the budget, or none is left."""

@@ -185,7 +185,7 @@ class PrefixCache:
     def exports(
         self, holder: PeerSequence, prompt: Sequence[int], writer: Writer, adapter: Adapter | None = None
     ) -> Iterator[None]:
-        """Has the whole blocks of a prompt written to disk that are not there, a few with each item that is taken.
+        """Writes the prompt's complete blocks that are not on disk yet, a few per iteration.
 
         They are copied from the sequence or from memory, and written by the writer. adapter: that they were computed
         with; by the time the sequence may have another.

@@ -131,7 +131,7 @@ class SequencePool:
         return shared if shared - held >= least else 0
 
     def begin(self, sequence: CachedSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> int:
-        """Leaves in a sequence what it shares with a prompt, and adds what is cached of it; how many tokens that are.
+        """Truncates to the common prefix, restores cached KV, returns the number of cached tokens.
 
         The last token is always fed, for its logits. adapter: that they are computed with.
         """

@@ -58,7 +58,7 @@ def open_first(
             continue
         notes = [*probes.notes, *(f"by the graph '{variant}', for its memory" for variant in memory.variants)]
         noted = "".join(f"; {note}" for note in notes)
-        passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
+        passed = "".join(f"; not {refusal}" for refusal in search.rejected)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
             variants = {**probes.variants, device.name: memory.variants} if memory.variants else probes.variants

@@ -83,7 +83,7 @@ def _fetch_external(repository: Repository, choice: Choice, on_progress: OnProgr
     """A folder of others, or a graph where it has several, with the files that its graphs name."""
     from embedllm.package.external.genai_config import read_config
     from embedllm.package.external.genai_pipeline import COMPILED
-    from embedllm.package.onnx_reader import read_outline
+    from embedllm.package.onnx_reader import read_graph_summary
 
     needed, graphs = list(choice.files), [choice.graph] if choice.graph else []
     place = repository.fetch(needed, on_progress)
@@ -95,9 +95,9 @@ def _fetch_external(repository: Repository, choice: Choice, on_progress: OnProgr
     needed += graphs
     place = repository.fetch(needed, on_progress)
     for graph in graphs:
-        folder, outline = PurePosixPath(graph).parent, read_outline(place / graph)
-        needed += [str(folder / plain_name(name)) for name in outline.files]
-        if any(node.operator == COMPILED for node in outline.nodes):
+        folder, summary = PurePosixPath(graph).parent, read_graph_summary(place / graph)
+        needed += [str(folder / plain_name(name)) for name in summary.files]
+        if any(node.operator == COMPILED for node in summary.nodes):
             beside = [name for name in repository.files if PurePosixPath(name).parent == folder]
             needed += [name for name in beside if name.endswith(".bin")]
     repository.fetch(needed, on_progress)

@@ -73,7 +73,7 @@ def load(
     variable EMBEDLLM_DEVICE (names with commas between them), or else "auto", the best one. A device that was asked for
     alone never falls back to another; of "auto" and of a list the first that is there, suits the package, computes
     rightly (docs/devices.md#probes), has the memory and opens is taken.
-    threads: for the CPU; 0 takes one a physical core.
+    threads: for the CPU; 0: number of physical cores.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     kv: "int8" or "int4" quantizes the KV cache to 1/4 or 1/8 of float32; None keeps floats.
     The CPU's take a graph that an export does not have: embedllm graph FOLDER --variant int8-kv (docs/numerics.md).
@@ -92,7 +92,7 @@ def load(
     (docs/guide-python.md#special-tokens-in-messages).
     prefix_cache: bytes of memory at most for KV that calls have in common (docs/guide-python.md#prefix-cache); it is
     taken only for what a call before has computed and would lose. None: 256 MiB, and on CUDA a sixteenth of the GPU's
-    free memory where that is more. 0: a call has nothing but of the one before it.
+    free memory where that is more. 0: off; without `cache_dir` only the previous call's own KV is reused.
     cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
     nothing. Cached prompts are stored unencrypted.
     max_sequences: maximum concurrent requests; further calls wait for one to end, by `priority`, then in their order.
@@ -113,7 +113,8 @@ def load(
     max_waiting, revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which
     aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable, for a GGUF file or a checkpoint ExportError, and for a model of the hub
-    HubError, too.
+    HubError, too. ValueError for options that are out of range or contradict each other, TypeError for a path that is
+    neither text nor a Path.
     """
     return open_model(
         path,

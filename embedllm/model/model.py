@@ -224,7 +224,7 @@ class Model:
         is "stop" and no stop string ended it.
         speculate: speculative decoding, which verifies several tokens per step: "lookup" (prompt lookup),
         "draft" (the draft model), "off" or None; "auto" is both where there is a draft model, else "lookup" for replies
-        that are drawn without a seed, on devices where it was measured to pay. The reply follows the same rule, but
+        that are sampled without a seed, on devices where it was measured to pay. The reply follows the same rule, but
         steps of several tokens round otherwise (docs/numerics.md).
         tools, variables, documents, continue_final_message: for the chat template; see prompt().
         tool_choice: "auto"; "none", as if there were no tools; "required" or a tool's name, when the reply is one call;
@@ -234,8 +234,8 @@ class Model:
         timeout: seconds after which the reply ends with what there is, and with the finish_reason "timeout"; in the
         queue, too.
         adapter: the name of the adapter that computes the reply; None: the bare model. See load().
-        special: the reply as it is written, special tokens and all: neither reasoning nor tool calls are parted from
-        the text then, nor are they from the reply to a prompt that is no messages.
+        special: the reply as it is written, special tokens and all: reasoning and tool calls are not parsed; they never
+        are for a prompt that is not messages.
         Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. Busy when too many calls wait
         already. ValueError for a response_format that cannot be followed exactly. TypeError for an option that there
         is not, with the nearest one.

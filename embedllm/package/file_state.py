@@ -33,7 +33,7 @@ def sampled_sha256(path: Path) -> str:
 
 
 class LoadedFiles:
-    """Files that runtimes have mapped: what is written into one afterwards is computed with, and one cut ends us."""
+    """Files that runtimes have mapped. Later writes change the results; truncation kills the process (SIGBUS)."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Those that are there."""

@@ -90,8 +90,8 @@ class _Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """An input or an output."""
+class ValueInfo:
+    """An input or an output, as ValueInfoProto declares it."""
 
     name: str
     kind: int  # TensorProto.DataType; 0: no tensor
@@ -109,11 +109,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class GraphSummary:
     """A file's graph."""
 
-    inputs: tuple[Declared, ...]  # without those that have a default
-    outputs: tuple[Declared, ...]
+    inputs: tuple[ValueInfo, ...]  # without those that have a default
+    outputs: tuple[ValueInfo, ...]
     nodes: tuple[Node, ...]
     branches: tuple[Node, ...] = ()  # those of the graphs that nodes hold (If), at any depth, and of functions
     files: tuple[str, ...]  # beside it, that its tensors lie in
@@ -121,11 +121,11 @@ class Outline:
     widths: Mapping[str, int]  # the last dimension of each tensor that has any
 
 
-def read_outline(path: Path) -> Outline:
+def read_graph_summary(path: Path) -> GraphSummary:
     """Raises PackageError for what is no ONNX file."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).outline()
+            return _Reader(data).summary()
     except (OSError, ValueError) as error:  # ValueError: an empty file, or what the reader found
         raise PackageError(f"'{path}' is no ONNX model that can be read: {error}. Fetch the file again.") from error
 
@@ -151,13 +151,13 @@ class _Reader:
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
 
-    def outline(self) -> Outline:
+    def summary(self) -> GraphSummary:
         parts = [(number, span) for number, _, span in self._fields((0, len(self._data)))]
         graphs = [span for number, span in parts if number == _Model.GRAPH][-1:]
         if not graphs:
             raise ValueError("it has no graph")
-        inputs: list[Declared] = []
-        outputs: list[Declared] = []
+        inputs: list[ValueInfo] = []
+        outputs: list[ValueInfo] = []
         nodes: list[Node] = []
         branches: list[Node] = []
         files: dict[str, None] = {}
@@ -181,8 +181,8 @@ class _Reader:
                     if file is not None:
                         files[file] = None
                 elif number in (_Graph.INPUT, _Graph.OUTPUT) and not is_inner:
-                    (inputs if number == _Graph.INPUT else outputs).append(self._declared(span))
-        return Outline(
+                    (inputs if number == _Graph.INPUT else outputs).append(self._value_info(span))
+        return GraphSummary(
             inputs=tuple(one for one in inputs if one.name not in defaults),
             outputs=tuple(outputs),
             nodes=tuple(nodes),
@@ -199,7 +199,7 @@ class _Reader:
         for number in path:
             spans = [part for span in spans for each, _, part in self._fields(span) if each == number]
             if number == _Graph.OUTPUT:
-                spans = [span for span in spans if self._declared(span).name == output]
+                spans = [span for span in spans if self._value_info(span).name == output]
         return spans[axis] if axis < len(spans) else None
 
     def _node(self, span: Span, graphs: list[Span]) -> Node:
@@ -249,7 +249,7 @@ class _Reader:
             size, at = self._varint(at, end)
             yield size
 
-    def _declared(self, span: Span) -> Declared:
+    def _value_info(self, span: Span) -> ValueInfo:
         name, kind, dims = "", 0, ()
         for number, _, part in self._fields(span):
             if number == _Value.NAME:
@@ -258,7 +258,7 @@ class _Reader:
                 for of_type, _, tensor in self._fields(part):
                     if of_type == _Type.TENSOR_TYPE:
                         kind, dims = self._type(tensor)
-        return Declared(name=name, kind=kind, dims=dims)
+        return ValueInfo(name=name, kind=kind, dims=dims)
 
     def _type(self, span: Span) -> tuple[int, tuple[int | str, ...]]:
         kind, dims = 0, []

@@ -294,11 +294,8 @@ def _check_context(package: Package) -> None:
 
 def sha256(path: Path) -> str:
     """The hash of a file, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_manifest(path: Path) -> dict[str, object]:

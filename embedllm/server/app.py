@@ -16,7 +16,7 @@ from starlette.routing import Route
 from embedllm.server import health, openai_api, openapi, page, rerank, tokens
 from embedllm.server.anthropic.endpoints import endpoints as anthropic_endpoints
 from embedllm.server.endpoint import Context, Endpoint, EndpointApp, ToolServers
-from embedllm.server.errors import Refused, encode
+from embedllm.server.errors import ApiError, encode
 from embedllm.server.guard import Guard, dialect
 from embedllm.server.metrics import Metrics
 from embedllm.server.model_pool import ModelPool
@@ -97,6 +97,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
     message = f"there is no {path}; GET /openapi.json lists the paths." if error.status_code == 404 else (
         f"{request.method} is not what {path} takes."
     )  # fmt: skip
-    refused = Refused(error.status_code, message, code="unknown_url" if error.status_code == 404 else None)
+    refused = ApiError(error.status_code, message, code="unknown_url" if error.status_code == 404 else None)
     body = encode(refused.body(dialect(request.url.path), request.scope.get("embedllm.request_id", "")))
     return Response(body, error.status_code, dict(error.headers or {}), media_type="application/json")

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.openai.schema import Body
-from embedllm.server.errors import Dialect, Refused, encode, refusal
+from embedllm.server.errors import ApiError, Dialect, encode, refusal
 from embedllm.server.metrics import Metrics
 from embedllm.server.model_pool import ModelPool
 from embedllm.server.request_record import RequestRecord, RequestTrace, Tracing
@@ -88,7 +88,7 @@ class Exchange:
     # --- the request
 
     async def read(self, body: Body) -> Mapping[str, Any]:
-        """The body, parsed and checked. Raises Refused for one that is too long, too slow or not as the schema says."""
+        """The body, parsed and checked. Raises ApiError for one that is too long, too slow or against the schema."""
         limit = self.context.settings.max_body_bytes
         parts: list[bytes] = []
         size = 0
@@ -105,7 +105,7 @@ class Exchange:
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
-            raise Refused(408, "the body of the request did not come in time.", code="timeout") from None
+            raise ApiError(408, "the body of the request was not received in time.", code="timeout") from None
         raw = b"".join(parts)
         if size > _LARGE:
             return await run_in_thread(lambda cancel: body.parse(raw))
@@ -120,7 +120,7 @@ class Exchange:
         try:
             yield
         except asyncio.CancelledError:
-            if not self._is_gone or task.uncancel() > 0:  # the server ends
+            if not self._is_gone or task.uncancel() > 0:  # the server is shutting down
                 raise
             raise ClientGone from None
         finally:
@@ -153,7 +153,7 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def stream(self, events: AsyncGenerator[bytes, None], write_error: Callable[[Refused], bytes]) -> None:
+    async def stream(self, events: AsyncGenerator[bytes, None], write_error: Callable[[ApiError], bytes]) -> None:
         """Answers with server-sent events, as they come.
 
         write_error: the event, or the last events, that tell of an error after the first one. Before the first event an
@@ -173,8 +173,8 @@ class Exchange:
         except asyncio.CancelledError:
             idle.cancel()
             if self.is_started and not self._is_gone:
-                self.record.error = ending = Refused(503, "the server ends before the reply was done.",
-                                                     code="server_ends")  # fmt: skip
+                self.record.error = ending = ApiError(503, "the server is shutting down; the reply is incomplete.",
+                                                      code="server_ends")  # fmt: skip
                 await self._write_event(write_error(ending))
                 await self._end_events()
             raise
@@ -182,7 +182,7 @@ class Exchange:
             idle.cancel()
         await self._end_events()
 
-    async def fail(self, error: Refused) -> None:
+    async def fail(self, error: ApiError) -> None:
         """Answers with an error, where nothing was sent yet."""
         if not self.is_started:
             self.record.error = error
@@ -246,14 +246,14 @@ class EndpointApp:
             exchange.record.is_gone = True
             self.context.metrics.cancelled.labels(endpoint.path).inc()
         except asyncio.CancelledError:  # of uvicorn, once replies under way had their time
-            await exchange.fail(Refused(503, "the server ends.", code="server_ends", retry_after_s=5))
+            await exchange.fail(ApiError(503, "the server is shutting down.", code="server_ends", retry_after_s=5))
         except Exception as error:  # noqa: BLE001  # answered, and logged where it is no client's fault; others go on
             await exchange.fail(refusal(error))
 
 
-def too_large(limit: int) -> Refused:
+def too_large(limit: int) -> ApiError:
     """The answer to a body of too many bytes."""
-    return Refused(413, f"the body has more than {limit} bytes, the most that is taken.", code="request_too_large")
+    return ApiError(413, f"the body is too large; the limit is {limit} bytes.", code="request_too_large")
 
 
 def event(data: Mapping[str, JSON], name: str | None = None) -> bytes:

@@ -25,7 +25,7 @@ _ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "
                     }  # fmt: skip
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A request that is not answered, and why."""
 
     def __init__(
@@ -62,36 +62,36 @@ class Refused(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def refusal(error: Exception) -> Refused:
+def refusal(error: Exception) -> ApiError:
     """What a client is told of an error. What is no client's fault is logged, and told without its details."""
     match error:
-        case Refused():
+        case ApiError():
             return error
         case InvalidRequest():
-            return Refused(400, str(error), code=error.code, param=error.param)
+            return ApiError(400, str(error), code=error.code, param=error.param)
         case UnknownModel():
-            return Refused(404, str(error), code="model_not_found", param="model")
+            return ApiError(404, str(error), code="model_not_found", param="model")
         case PoolBusy():
-            return Refused(429, str(error), code="model_busy", retry_after_s=error.retry_after)
+            return ApiError(429, str(error), code="model_busy", retry_after_s=error.retry_after)
         case Busy():
-            return Refused(429, str(error), code="rate_limit_exceeded", retry_after_s=1)
+            return ApiError(429, str(error), code="rate_limit_exceeded", retry_after_s=1)
         case ContextFull():
-            return Refused(400, str(error), code="context_length_exceeded", param="messages")
+            return ApiError(400, str(error), code="context_length_exceeded", param="messages")
         case TimeoutError():
-            return Refused(408, str(error) or "the time limit of a request was reached.", code="timeout",
-                           is_repeatable=False)  # fmt: skip
+            return ApiError(408, str(error) or "the time limit of a request was reached.", code="timeout",
+                            is_repeatable=False)  # fmt: skip
         case RecursionError():
-            return Refused(400, "the request is nested too deeply.")
+            return ApiError(400, "the request is nested too deeply.")
         case TemplateError():
-            return Refused(400, str(error))
+            return ApiError(400, str(error))
         case EmbedError():
             _log.error("%s: %s", type(error).__name__, error)
-            return Refused(500, "the model could not be used; the server's log says why.", code="model_failed")
+            return ApiError(500, "the model could not be used; the server's log says why.", code="model_failed")
         case ValueError() | OverflowError():
-            return Refused(400, str(error))
+            return ApiError(400, str(error))
         case _:
             _log.error("a request failed", exc_info=error)
-            return Refused(500, "an internal error; the server's log says more.", code="internal_error")
+            return ApiError(500, "an internal error; the server's log says more.", code="internal_error")
 
 
 def encode(body: Mapping[str, JSON]) -> bytes:

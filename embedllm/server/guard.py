@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers, MutableHeaders
 
 from embedllm.server.endpoint import EndpointApp
-from embedllm.server.errors import Dialect, Refused, encode
+from embedllm.server.errors import ApiError, Dialect, encode
 from embedllm.server.metrics import Metrics
 from embedllm.server.settings import ServerSettings, is_loopback
 
@@ -64,7 +64,7 @@ class Guard:
                 await _answer(send_guarded, 204, b"", _preflight(headers))
             else:
                 await self._app(scope, receive, send_guarded)
-        except Refused as error:
+        except ApiError as error:
             body = encode(error.body(dialect(scope["path"]), request_id))
             await _answer(send_guarded, error.status, body, {"content-type": "application/json", **error.headers})
         finally:
@@ -78,18 +78,18 @@ class Guard:
                       request_id)  # fmt: skip
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raises Refused."""
+        """Raises ApiError."""
         host = headers.get("host", "")
         self._check_host(host)
         self._check_origin(headers.getlist("origin"), host)
         if scope["method"] == "OPTIONS":
             return  # browsers send no key with it
         if self._keys and scope["path"] not in OPEN_PATHS and not self._has_key(headers):
-            raise Refused(401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or x-api-key.",
-                          code="invalid_api_key")  # fmt: skip
+            raise ApiError(401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or x-api-key.",
+                           code="invalid_api_key")  # fmt: skip
         if scope["method"] == "POST" and self._running > self._settings.max_requests:
-            raise Refused(429, f"{self._settings.max_requests} requests run, the most that may. Send it later.",
-                          code="rate_limit_exceeded", retry_after_s=1)  # fmt: skip
+            raise ApiError(429, f"too many concurrent requests (limit {self._settings.max_requests}); retry later.",
+                           code="rate_limit_exceeded", retry_after_s=1)  # fmt: skip
 
     def _check_host(self, host: str) -> None:
         """A page may point a name of its own at this machine (DNS rebinding); then that name is here."""
@@ -97,15 +97,15 @@ class Guard:
             return
         name = _name_of(host)
         if not (is_loopback(name) or name in self._hosts or host.lower() in self._hosts):
-            raise Refused(403, f"the host {host[:80]!a} is not served here. Use localhost, or start the server "
-                          "with --allowed-host.", code="host_not_allowed")  # fmt: skip
+            raise ApiError(403, f"the host {host[:80]!a} is not served here. Use localhost, or start the server "
+                           "with --allowed-host.", code="host_not_allowed")  # fmt: skip
 
     def _check_origin(self, origins: list[str], host: str) -> None:
         """Browsers send where a page is from with all that could change or reveal something."""
         for origin in origins:
             if not (self._is_listed(origin) or origin.partition("://")[2].lower() == host.lower() != ""):
-                raise Refused(403, f"pages from {origin[:80]!a} may not use this server. Start it with "
-                              "--allowed-origin to allow that.", code="origin_not_allowed")  # fmt: skip
+                raise ApiError(403, f"pages from {origin[:80]!a} may not use this server. Start it with "
+                               "--allowed-origin to allow that.", code="origin_not_allowed")  # fmt: skip
 
     def _is_listed(self, origin: str) -> bool:
         listed = self._settings.allowed_origins

@@ -8,7 +8,7 @@ from typing import Any
 from embedllm.files.version import __version__
 from embedllm.openai.schema import STRING, Schema
 from embedllm.server.endpoint import Endpoint, Exchange
-from embedllm.server.errors import Refused
+from embedllm.server.errors import ApiError
 from embedllm.server.metrics import CONTENT_TYPE
 
 _STATUS: Schema = {"type": "object", "properties": {"status": STRING, "version": STRING}}
@@ -21,7 +21,7 @@ async def _health(exchange: Exchange, body: Mapping[str, Any]) -> None:
 async def _ready(exchange: Exchange, body: Mapping[str, Any]) -> None:
     loading = [status for status in exchange.context.pool.listed() if status.pinned and status.state != "loaded"]
     if loading:
-        raise Refused(503, "a model that shall stay loaded is not loaded yet.", retry_after_s=2)
+        raise ApiError(503, "a model that shall stay loaded is not loaded yet.", retry_after_s=2)
     await exchange.reply({"status": "ready", "version": __version__})
 
 

@@ -78,20 +78,24 @@ class _Models(Collector):
         labels = ["model_name"]
         running = GaugeMetricFamily("embedllm_num_requests_running", "Requests that are computed.", labels=labels)
         waiting = GaugeMetricFamily("embedllm_num_requests_waiting", "Requests in the queue.", labels=labels)
+        preempted = CounterMetricFamily("embedllm_num_preemptions", "Preemptions of running requests.", labels=labels)
         used = GaugeMetricFamily("embedllm_kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", labels=labels)
         lora = GaugeMetricFamily("embedllm_lora_requests_info", "Seconds since 1970.",
                                  labels=["model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"]
                                  )  # fmt: skip
         prefix = [
             GaugeMetricFamily(f"embedllm_prefix_cache_{name}_bytes", text, labels=labels)
-            for name, text in (("held", "Held KV of prefixes."), ("capacity", "The most that is held."))
+            for name, text in (
+                ("held", "Bytes of KV in the prefix cache."),
+                ("capacity", "Budget of the prefix cache in bytes."),
+            )
         ]
         hits = [
             CounterMetricFamily(f"embedllm_prefix_cache_{name}", text, labels=labels)
             for name, text in (
-                ("evicted_bytes", "Dropped for others."),
-                ("hit_tokens", "Not computed again."),
-                ("prompt_tokens", "Looked up."),
+                ("evicted_bytes", "Bytes evicted from the prefix cache."),
+                ("hit_tokens", "Prompt tokens served from the prefix cache."),
+                ("prompt_tokens", "Prompt tokens looked up in the prefix cache."),
             )
         ]
         loaded = GaugeMetricFamily("embedllm_model_loaded", "1: in memory; 0: not.", labels=labels)
@@ -103,6 +107,7 @@ class _Models(Collector):
             now = scheduler_statistics(model.runner.scheduler, model.runner.sequences)
             running.add_metric([name], now.running)
             waiting.add_metric([name], now.waiting)
+            preempted.add_metric([name], now.preempted)
             used.add_metric([name], now.kv_usage)
             if model.adapters:
                 lora.add_metric([name, str(len(model.adapters)), ",".join(now.running_adapters),
@@ -121,4 +126,4 @@ class _Models(Collector):
                     strict=True,
                 ):
                     metric.add_metric([name], value)
-        return [running, waiting, used, lora, *prefix, *hits, loaded, memory]
+        return [running, waiting, preempted, used, lora, *prefix, *hits, loaded, memory]

@@ -15,7 +15,7 @@ from embedllm.generation.request import reject_first_only
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.openai.client import Spelling
 from embedllm.server.endpoint import Exchange
-from embedllm.server.errors import Refused
+from embedllm.server.errors import ApiError
 from embedllm.server.lease import Lease
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Replies:
                     if (before := latest.get(index)) is not None and before.finish_reason is not None:
                         continue  # it was ended here
                     if chunk.finish_reason == "cancelled":  # the client's going away closes this generator instead
-                        raise Refused(503, f"'{self._lease.name}' was closed while it replied.", code="model_closed",
-                                      retry_after_s=5)  # fmt: skip
+                        raise ApiError(503, f"'{self._lease.name}' was closed while it replied.", code="model_closed",
+                                       retry_after_s=5)  # fmt: skip
                     latest[index] = chunk = self._ended_by_call(chunk)
                     if record.first_chunk_s is None:
                         record.first_chunk_s = time.monotonic() - self._exchange.began_s
@@ -105,11 +105,11 @@ async def begin(
     """The replies to each of the prompts, n times each, once they were checked. The server's limits apply.
 
     one_call: a reply ends with its first tool call. response_id: what clients know them by. Raises what
-    Model.request() raises, and Refused.
+    Model.request() raises, and ApiError.
     """
     settings = exchange.context.settings
     if (count := len(prompts) * n) > settings.max_choices:
-        raise Refused(400, f"the request asks for {count} replies; {settings.max_choices} is the most.", param="n")
+        raise ApiError(400, f"the request asks for {count} replies; {settings.max_choices} is the most.", param="n")
     limited: Any = {**options}
     limited["timeout"] = min(limited.get("timeout") or settings.request_timeout_s, settings.request_timeout_s)
     if lease.adapter is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from embedllm.generation.chunk import Chunk
     from embedllm.generation.completion import Completion
-    from embedllm.server.errors import Refused
+    from embedllm.server.errors import ApiError
     from embedllm.text.prompt import Prompt
 
 
@@ -19,7 +19,7 @@ class RequestRecord:
     """Of a request that a model replies to several times (tools of MCP servers) the tokens are those of all replies."""
 
     status: int = 0  # HTTP's; 0: nothing was answered
-    error: Refused | None = None  # also one in the middle of a stream
+    error: ApiError | None = None  # also one in the middle of a stream
     is_gone: bool = False  # the client went away
     model: str | None = None  # that answered
     response_id: str | None = None

@@ -9,7 +9,7 @@ from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.openai.parameters import MESSAGE, TOOL
 from embedllm.openai.schema import BOOLEAN, OBJECT, STRING, STRINGS, Body, array, integer, one_of
 from embedllm.server.endpoint import Endpoint, Exchange
-from embedllm.server.errors import Refused, encode
+from embedllm.server.errors import ApiError, encode
 from embedllm.server.replies import spelling
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _TOKENS = Body(name="DetokenizeRequest", required=("tokens",),
 async def tokenize(exchange: Exchange, body: Mapping[str, Any]) -> None:
     named = [name for name in ("prompt", "content", "messages") if name in body]
     if len(named) != 1:
-        raise Refused(400, f"found {' and '.join(named) or 'no text'}; expected one of prompt, content and messages.")
+        raise ApiError(400, f"found {' and '.join(named) or 'no text'}; expected one of prompt, content and messages.")
     async with exchange.context.pool.use(body.get("model")) as lease:
         model = lease.model
         found = await run_in_thread(lambda cancel: _found(model, body))
@@ -68,7 +68,7 @@ async def detokenize(exchange: Exchange, body: Mapping[str, Any]) -> None:
     async with exchange.context.pool.use(body.get("model")) as lease:
         size = lease.model.package.architecture.vocabulary
         if odd := [token for token in body["tokens"] if token >= size]:
-            raise Refused(400, f"there is no token {odd[0]}; the vocabulary has 0 to {size - 1}.", param="tokens")
+            raise ApiError(400, f"there is no token {odd[0]}; the vocabulary has 0 to {size - 1}.", param="tokens")
         tokens: list[int] = body["tokens"]
         text = await run_in_thread(lambda cancel: lease.model.tokenizer.decode(tokens, special=True))
     await exchange.reply({"prompt": text, "content": text})  # vLLM's name and llama-server's

@@ -69,7 +69,7 @@ class ChannelReader:
         self._is_reasoning = (channel is not None and channel[1] == "analysis") or said_to == "self"
         is_further = self._recipient is None and self._is_reasoning in self._said
         if self._recipient is not None:
-            self._stream = ArgumentStream(self._format, (self._shape,), self._parameters, self._count)
+            self._stream = ArgumentStream(self._format, self._parameters, self._count)
         return self._part("\n" if is_further else "")
 
     def _message(self, finish_reason: str | None) -> Parts | None:

@@ -21,7 +21,7 @@ class ArgumentStream:
     Arguments that are JSON come as they are written, others one by one. index: of the call in the reply.
     """
 
-    def __init__(self, written: ToolFormat, shapes: tuple[CallShape, ...], parameters: Parameters, index: int) -> None:
+    def __init__(self, written: ToolFormat, parameters: Parameters, index: int) -> None:
         self._format = written
         self._parameters = parameters
         self._index = index

@@ -142,11 +142,3 @@ GENERIC = FORMATS[-1]
 def formats_by_signs(template: str) -> list[ToolFormat]:
     """The formats whose signs the text of chat templates has, the likeliest first; plain JSON is the last."""
     return [row for row in FORMATS if any(all(s in template for s in signs) for signs in row.signs)] + [GENERIC]
-
-
-def format_named(name: str) -> ToolFormat:
-    """Raises ValueError for a name that is none."""
-    for row in FORMATS:
-        if row.name == name:
-            return row
-    raise ValueError(f"there is no tool format {name!r}; expected one of {', '.join(row.name for row in FORMATS)}.")

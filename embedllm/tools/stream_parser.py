@@ -65,7 +65,7 @@ class CallReader:
     def _begin(self, before: str, mark: str, *, is_certain: bool) -> None:
         shapes = tuple(shape for shape in self._format.shapes if shape.opening == mark)
         self._open = _Open(before + mark, shapes, is_certain)
-        self._stream = ArgumentStream(self._format, shapes, self._parameters, self._count)
+        self._stream = ArgumentStream(self._format, self._parameters, self._count)
 
     def _step(self, calls: list[ToolCall], deltas: list[CallDelta], finish_reason: str | None) -> str | None:
         """Goes on by a mark, or a stretch of text; None when more has to come."""

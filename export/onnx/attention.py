@@ -82,7 +82,8 @@ class Attentions:
         if attention.mla is not None and self.latents is not None:
             return self.latents.attend(self.decoder.kv_number(index), attention, attention.mla, normed)
         if self.variant.appends_only:
-            number, qkv, bias = self.decoder.kv_number(index), self.apart(attention, normed), self.bias(attention)
+            number, qkv = self.decoder.kv_number(index), self.separate_qkv(attention, normed)
+            bias = self.bias(attention)
             return attend_plainly(self.graph, attention, number, qkv, self.lengths, self.total(), bias)
         graph = self.graph
         scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
@@ -110,7 +111,7 @@ class Attentions:
                 inside = [self.norms.weight(attention.q_norm), self.norms.weight(attention.k_norm)]
                 attributes["qk_norm_epsilon"] = attention.q_norm.epsilon
         else:
-            inputs = self.apart(attention, normed)
+            inputs = self.separate_qkv(attention, normed)
         if attention.temperature is not None:
             inputs[0] = graph.op("Mul", [inputs[0], self.temperature(attention.temperature)], "q.temperature")
         if attention.scale is not None:
@@ -169,16 +170,20 @@ class Attentions:
     def inputs(self, attention: Attention, normed: str) -> list[str]:
         """q, k and v for an operator that rotates them itself where it can."""
         if attention.mla is None:
-            return self.side_by_side(attention, normed)
+            return self.fused_qkv(attention, normed)
         q, k, v = latent_qkv(self.products, self.norms, attention, attention.mla, normed)
         if attention.rope is not None and not rotates_inside(attention, self.decoder, self.variant):
             q, k = self.rotated(attention, q, k)
         return [q, k, v]
 
-    def side_by_side(self, attention: Attention, normed: str) -> list[str]:
-        """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""
+    def fused_qkv(self, attention: Attention, normed: str) -> list[str]:
+        """q, k and v of one product: [B, T, (heads + 2 * kv_heads) * D] as q, and no names for k and v.
+
+        As q [B, T, heads * D], k and v [B, T, kv_heads * D] where they are normed or rotated before the operator, or
+        where it takes no other. As q_only() where the keys and values are another layer's.
+        """
         if attention.kv_from is not None:
-            return self.alone(attention, normed)
+            return self.q_only(attention, normed)
         parts = [attention.q, attention.k, attention.v]
         has_norms = attention.q_norm is not None or attention.k_norm is not None
         norms_here = has_norms and not self.norms_inside(attention)
@@ -214,8 +219,8 @@ class Attentions:
             and all(not part.bias and self.products.packing[part.name] == _FUSED for part in parts)
         )
 
-    def alone(self, attention: Attention, normed: str) -> list[str]:
-        """q, and no new keys and values, [B, 0, kv heads * D]."""
+    def q_only(self, attention: Attention, normed: str) -> list[str]:
+        """q [B, T, heads * D]; k and v without new tokens, [B, 0, kv_heads * D]."""
         graph = self.graph
         q = self.products.linear(normed, [attention.q], "qkv")
         bounds = graph.constant(0, 0), graph.constant(0, attention.k.rows), graph.constant(1, 2)
@@ -225,8 +230,8 @@ class Attentions:
             q = self.rotated_heads(q, attention, attention.heads)
         return [q, none, none]
 
-    def apart(self, attention: Attention, normed: str) -> list[str]:
-        """q, k and v in products of their own, normed and rotated by operators of their own.
+    def separate_qkv(self, attention: Attention, normed: str) -> list[str]:
+        """q [B, T, heads * D], k and v [B, T, kv_heads * D] of a product each, normed and rotated by operators.
 
         q alone where the keys and values are another layer's.
         """

@@ -25,7 +25,7 @@ from embedllm.package.tensors import ROPE_TABLES
 def signature(
     decoder: Decoder, *, variant: GraphVariant, keeps_latent: bool
 ) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
-    """Of a variant. keeps_latent: whether its KV holds latents."""
+    """The inputs and the outputs of the graph of a variant. keeps_latent: whether its KV holds latents."""
     kind, integer = FLOAT_TYPES[variant.activations], TensorProto.INT64
     held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(variant.kv_bits, (kind, 1))
     inputs = [_info("input_ids", integer, ["batch", "tokens"])]

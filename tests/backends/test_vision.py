@@ -32,6 +32,7 @@ from embedllm.package.tensors import vision_runs
 from tests.support.image_devices import DEVICES, Case, assert_close, case_fixture, cases, features, fed, loaded, rows
 from tests.support.vision import (
     IMAGE_TOKEN,
+    CountedTiles,
     Image,
     gemma_checkpoint,
     image,
@@ -148,24 +149,26 @@ def test_text_is_what_it_is_without_images(llm: Model, reference: Model) -> None
 
 def test_a_second_turn_encodes_nothing_and_computes_the_new_part_only(package: Path) -> None:
     with embedllm.load(package, device="cpu") as llm:
+        encoded = CountedTiles(features(llm))
         first = seeing_request(llm, [5], ONE, [6], TWO, [7])
         *_, last = llm.runner.stream(first, embedllm.Cancel())
-        assert features(llm).encoded == 2
+        assert encoded.count == 4
         assert last.statistics.cached_tokens == 0
         second = replace(first, prompt=[*first.prompt, 9, 10])
         *_, last = llm.runner.stream(second, embedllm.Cancel())
-        assert features(llm).encoded == 2
+        assert encoded.count == 4
         assert last.statistics.cached_tokens == len(first.prompt)
 
 
 def test_the_next_process_finds_the_kv_and_encodes_nothing(package: Path, tmp_path: Path) -> None:
     prompt = ([5] * 30, TWO, [6] * 60)
     replies = []
-    for encoded in (1, 0):
+    for tiles in (3, 0):
         with embedllm.load(package, device="cpu", cache_dir=tmp_path / "cache") as llm:
+            encoded = CountedTiles(features(llm))
             *_, last = llm.runner.stream(seeing_request(llm, *prompt), embedllm.Cancel())
             replies.append(last.statistics.cached_tokens)
-            assert features(llm).encoded == encoded
+            assert encoded.count == tiles
     assert replies[0] == 0
     assert replies[1] >= 128  # two blocks
 

@@ -43,7 +43,7 @@ def searched(**options: object) -> list[tuple[tuple[int, ...], float]]:
     search = BeamSearch(stop_tokens={END}, **options)  # type: ignore[arg-type]  # by name
     while not search.is_done:
         search.accept([after(beam.tokens) for beam in search.running])
-    return [(found.beam.tokens, found.score) for found in search.found]
+    return [(found.beam.tokens, found.score) for found in search.finished]
 
 
 def test_two_beams_find_what_greedy_misses() -> None:
@@ -79,7 +79,7 @@ def test_enough_beams_find_the_best_of_all_replies() -> None:
                     step.values([token])[0] - step.logsumexp() for step, token in zip(steps, reply, strict=True)
                 )
     expected = sorted(scores, key=lambda reply: -scores[reply])[:10]
-    assert [found.beam.tokens for found in search.found[:10]] == expected
+    assert [found.beam.tokens for found in search.finished[:10]] == expected
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from embedllm.generation.job import PRIORITY_S, Job, Steps
 from embedllm.generation.loop import Feed
 from embedllm.generation.request import Request
 from embedllm.generation.runner import Runner
+from embedllm.generation.scheduler_statistics import scheduler_statistics
 from embedllm.kv_cache import prefix_cache as prefix_cache_module
 from embedllm.kv_cache import sequence_pool as sequence_pool_module
 from embedllm.kv_cache.prefix_cache import PrefixCache
@@ -669,7 +670,7 @@ def test_what_has_no_memory_is_preempted_and_goes_on_where_it_was(kind: type[Fak
     runner = direct(engine, kv_tokens=64)
     readers = [submit(runner, request([which] * 10, 30))[1] for which in range(3)]
     run_to_the_end(runner)
-    assert runner.scheduler.preempted > 0
+    assert scheduler_statistics(runner.scheduler, runner.sequences).preempted > 0
     assert [reader.tokens for reader in readers] == [alone(*[which] * 10, count=30) for which in range(3)]
     recomputed = sum(len(piece) for session in engine.sessions for piece in session.fed) - 3 * 39
     assert (recomputed == 0) == (kind is SwappingEngine)

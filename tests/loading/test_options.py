@@ -24,7 +24,7 @@ def test_load_takes_each_option_by_its_default(function: Callable[..., object]) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": -1}, "threads is -1; expected 0 .one a physical core. to"),
+        ({"threads": -1}, "threads is -1; expected 0 .number of physical cores. to"),
         ({"max_sequences": 0}, "max_sequences is 0; expected a whole number from 1 on, or None."),
         ({"threaded": False, "max_sequences": 2}, "threaded=False computes one call at a time; leave out"),
         ({"max_waiting": 1.0}, "max_waiting is 1.0; expected a whole number from 0 on, or None."),

@@ -28,7 +28,7 @@ from embedllm.loading.resolve import package_folder
 from embedllm.package.external import onnx_folder
 from embedllm.package.external.known_defects import faults
 from embedllm.package.gpu_graph_choice import on_gpu
-from embedllm.package.onnx_reader import Node, Outline
+from embedllm.package.onnx_reader import GraphSummary, Node
 from embedllm.package.package import MANIFEST, open_package
 from tests.cli.test_commands import embed
 from tests.support.external_folders import (
@@ -280,7 +280,7 @@ def test_directml_does_not_get_attention_that_it_does_only_in_part(
 def test_only_plain_attention_is_for_directml(inputs: str, numbers: dict[str, float], said: str | None) -> None:
     names = tuple("" if name == "-" else name for name in inputs.split())
     node = Node(operator="GroupQueryAttention", inputs=names, outputs=("o", "nk", "nv"), numbers=numbers)
-    found = faults(Outline(inputs=(), outputs=(), nodes=(node,), files=(), stored=0, widths={}))
+    found = faults(GraphSummary(inputs=(), outputs=(), nodes=(node,), files=(), stored=0, widths={}))
     assert found.keys() == (set() if said is None else {"directml", "cpu"} if "qn" in names else {"directml"})
     assert said is None or f"attention has {said}," in found["directml"]
 

@@ -1,4 +1,4 @@
-"""The outline of an ONNX file: the same as the package onnx reads, and no trust in what it says of its lengths."""
+"""The summary of an ONNX file: the same as the package onnx reads, and no trust in what it says of its lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from embedllm.errors import PackageError
-from embedllm.package.onnx_reader import FLOAT, FLOAT16, INT64, Declared, Node, read_outline
+from embedllm.package.onnx_reader import FLOAT, FLOAT16, INT64, Node, ValueInfo, read_graph_summary
 
 
 def model() -> onnx.ModelProto:
@@ -36,9 +36,9 @@ def model() -> onnx.ModelProto:
 def test_it_gives_what_the_file_declares(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model().SerializeToString())
-    found = read_outline(path)
-    assert found.inputs == (Declared(name="tokens", kind=INT64, dims=("batch", 300, "")),)  # the weight has a default
-    assert found.outputs == (Declared(name="logits", kind=FLOAT16, dims=("batch", 5)),)
+    found = read_graph_summary(path)
+    assert found.inputs == (ValueInfo(name="tokens", kind=INT64, dims=("batch", 300, "")),)  # the weight has a default
+    assert found.outputs == (ValueInfo(name="logits", kind=FLOAT16, dims=("batch", 5)),)
     numbers = {"axis": 3, "last": -1, "share": 0.5}
     node = Node(operator="Own", inputs=("tokens", "weight"), outputs=("logits", "more"), numbers=numbers)
     assert found.nodes == (node,)
@@ -61,7 +61,7 @@ def test_damaged_files_are_refused_or_read_and_nothing_else(
     path = tmp_path_factory.getbasetemp() / "damaged.onnx"
     path.write_bytes(damaged)
     with contextlib.suppress(PackageError):
-        read_outline(path)
+        read_graph_summary(path)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_what_is_wrong_is_said(tmp_path: Path, written: bytes, said: str) -> Non
     path = tmp_path / "model.onnx"
     path.write_bytes(written)
     with pytest.raises(PackageError, match=said):
-        read_outline(path)
+        read_graph_summary(path)

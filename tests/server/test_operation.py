@@ -43,6 +43,7 @@ def test_metrics_count_what_was_done(http: httpx.Client) -> None:
     assert not any("secret" in name for name in after)
     for gauge in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
         assert 0 <= after[f"embedllm_{gauge}{of_model}"] <= 1
+    assert grown(f"embedllm_num_preemptions_total{of_model}") == 0
     assert after[f"embedllm_model_loaded{of_model}"] == 1
 
 

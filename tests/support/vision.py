@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from embedllm import Model
+    from embedllm.backends.images import ImageFeatures
     from embedllm.generation.request import Request
     from embedllm.types import F32
 
@@ -47,6 +48,21 @@ class Image:
     @property
     def grid(self) -> None:
         return None
+
+
+class CountedTiles:
+    """Stands in front of an engine's encoder, and counts the tiles that it encodes from now on."""
+
+    def __init__(self, features: ImageFeatures | None) -> None:
+        assert features is not None
+        self.count = 0
+        self._encoder, self._open = features._encoder, features._open
+        features._encoder, features._open = None, lambda: self
+
+    def encode(self, pixel_values: F32) -> F32:
+        self.count += 1
+        self._encoder = self._encoder or self._open()
+        return self._encoder.encode(pixel_values)
 
 
 def image(seed: int, tiles: int = 1) -> Image:

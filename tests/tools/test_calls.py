@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.tools.calls import Parts, ReplyReader, assistant_message, for_template, new_id, tool_parameters
 from embedllm.tools.channels import ChannelReader
-from embedllm.tools.families import FORMATS, format_named
+from embedllm.tools.families import FORMATS
 from embedllm.tools.selection import reply_format
 from embedllm.tools.stream_parser import CallReader
+from tests.support.tool_formats import format_named
 from tests.support.tool_templates import TOKENS
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

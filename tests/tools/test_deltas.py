@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.tools.families import format_named
 from embedllm.tools.stream_parser import CallReader
+from tests.support.tool_formats import format_named
 from tests.support.tool_templates import joined
 from tests.tools.test_calls import reader
 

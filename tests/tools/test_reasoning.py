@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.tools.channels import ChannelReader
-from embedllm.tools.families import format_named
 from embedllm.tools.reasoning import REASONING, ReasoningFormat, ThinkReader, reasoning_by_signs
 from embedllm.tools.reply_parser import ReplyFormat, reply_reader
+from tests.support.tool_formats import format_named
 from tests.tools.test_calls import TEMPLATES, parted
 
 TAGS = next(row for row in REASONING if row.opening == "<think>")

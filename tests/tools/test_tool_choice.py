@@ -12,13 +12,14 @@ import pytest
 from embedllm.sampling.structured.lark import followed_lark
 from embedllm.sampling.structured.response_format import Source
 from embedllm.tools.arguments import check_arguments
-from embedllm.tools.families import FORMATS, format_named
+from embedllm.tools.families import FORMATS
 from embedllm.tools.formats import ToolFormat
 from embedllm.tools.generic_prompt import TemplateGaps
 from embedllm.tools.reasoning import REASONING
 from embedllm.tools.reply_parser import ReplyFormat
 from embedllm.tools.tool_choice import call_grammar, choice_name, optional_call_grammar
 from tests.support.guided_calls import END, grammars, guided_call, random_parameters, tokenizer
+from tests.support.tool_formats import format_named
 
 TOOL: dict[str, Any] = {"find": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from embedllm.tools.families import format_named
 from embedllm.tools.notations.values import kinds, text_value
 from embedllm.tools.stream_parser import CallReader
+from tests.support.tool_formats import format_named
 
 
 @pytest.mark.parametrize(

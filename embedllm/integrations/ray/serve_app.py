@@ -22,7 +22,7 @@ from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.integrations.ray.http_forwarding import HttpRequest, ResponseStart, answer, prompt_text
 from embedllm.server.app import create_app
 from embedllm.server.endpoint import ToolServers
-from embedllm.server.errors import Dialect, Refused, encode, refusal
+from embedllm.server.errors import ApiError, Dialect, encode, refusal
 from embedllm.server.guard import dialect
 from embedllm.server.model_names import ModelNames, ServedModel, UnknownModel
 from embedllm.server.model_pool import ModelPool
@@ -155,10 +155,10 @@ class Ingress:
             parts = self._ask(name, forwarded)
             start = await anext(parts)
             assert isinstance(start, ResponseStart), "it comes first"
-        except (UnknownModel, Refused) as error:
+        except (UnknownModel, ApiError) as error:
             return _refused(refusal(error), form)
         except BackPressureError:
-            return _refused(Refused(429, "too many requests wait for this model.", retry_after_s=1), form)
+            return _refused(ApiError(429, "too many requests wait for this model.", retry_after_s=1), form)
         except (RayError, RayServeException) as error:
             return _refused(_lost(error), form)
         is_stream = any(
@@ -169,12 +169,12 @@ class Ingress:
         return response
 
     async def _read(self, request: Request) -> tuple[str, HttpRequest]:
-        """The name of a model, and the request as it is sent to a replica of it. Raises UnknownModel, Refused."""
+        """The name of a model, and the request as it is sent to a replica of it. Raises UnknownModel, ApiError."""
         body = bytearray()
         async for piece in request.stream():
             body += piece
             if len(body) > self._max_body_bytes:
-                raise Refused(413, f"the request has over {self._max_body_bytes:,} bytes; send less.")
+                raise ApiError(413, f"the request has over {self._max_body_bytes:,} bytes; send less.")
         model, prompt = prompt_text(bytes(body))
         served, _ = self._names.find(model)
         return served.name, HttpRequest(
@@ -206,19 +206,19 @@ async def _body(parts: AsyncIterator[ResponseStart | bytes], form: Dialect | Non
         yield _error_event(_lost(error), form)
 
 
-def _lost(error: Exception) -> Refused:
+def _lost(error: Exception) -> ApiError:
     _log.error("a replica was lost: %s", error)
-    return Refused(
+    return ApiError(
         503, "the replica that computed this reply was lost; ask again.", code="replica_lost", retry_after_s=1
     )
 
 
-def _refused(error: Refused, form: Dialect) -> Response:
+def _refused(error: ApiError, form: Dialect) -> Response:
     body = encode(error.body(form, f"req_{uuid4().hex}"))
     return Response(body, error.status, error.headers, media_type="application/json")
 
 
-def _error_event(error: Refused, form: Dialect) -> bytes:
+def _error_event(error: ApiError, form: Dialect) -> bytes:
     """The last event of a stream."""
     name = b"event: error\n" if form == "anthropic" else b""
     return name + b"data: " + encode(error.body(form, f"req_{uuid4().hex}")) + b"\n\n"

@@ -90,7 +90,7 @@ class Decoder:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether layers have a recurrent state, which cannot be rewound."""
+        """Whether layers have a recurrent state, which can only be rewound to a saved copy."""
         return any(layer.ssm is not None or not isinstance(layer.attention, Attention) for layer in self.layers)
 
     def chunk_of(self, attention: Attention) -> int | None:

@@ -11,7 +11,7 @@ from embedllm.package.external.onnx_folder import check_ends, weights_of
 from embedllm.package.external.types import ExternalFolder, Reading, Window
 from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import GENAI
-from embedllm.package.onnx_reader import FLOAT16, Outline, read_outline
+from embedllm.package.onnx_reader import FLOAT16, GraphSummary, read_graph_summary
 
 DEVICES = ("genai",)
 COMPILED = "EPContext"  # an operator of graphs that a device has compiled, into a file beside them
@@ -26,10 +26,10 @@ def read(config: Config) -> Reading:
     config.check_special()
     root = config.path.parent
     graphs = [root / name for name in config.graphs]
-    outlines = [read_outline(path) for path in graphs]
-    for path, outline in zip(graphs, outlines, strict=True):
-        check_ends(outline, path)
-    beside = [file for path, outline in zip(graphs, outlines, strict=True) for file in weights_of(outline, path)]
+    summaries = [read_graph_summary(path) for path in graphs]
+    for path, summary in zip(graphs, summaries, strict=True):
+        check_ends(summary, path)
+    beside = [file for path, summary in zip(graphs, summaries, strict=True) for file in weights_of(summary, path)]
     vocabulary = _number(config.model, "vocab_size", config)
     heads, size = (_number(config.decoder, key, config) for key in ("num_key_value_heads", "head_size"))
     layers, texts = _number(config.decoder, _LAYERS, config), Texts(root)
@@ -39,19 +39,19 @@ def read(config: Config) -> Reading:
         graph=config.path,
         weights=tuple(dict.fromkeys([*graphs, *beside])),
         variant=GENAI,
-        activations=_activations(outlines),
+        activations=_activations(summaries),
         described=ExternalGraph(
             model_type=texts.model_type,
             context=context,
             vocabulary=vocabulary,
             kv=((heads, size),) * layers,
-            parameters=sum(outline.stored for outline in outlines),
+            parameters=sum(summary.stored for summary in summaries),
             in_pieces=True,  # until it is found otherwise: backends/genai/engine.py
         ),
         stop_tokens=texts.stop_tokens(vocabulary, stated=config.model.get("eos_token_id")),
         external=ExternalFolder(
             maker=MAKER,
-            names=Names(rounds=any(node.operator in _ROUNDING for outline in outlines for node in outline.nodes)),
+            names=Names(rounds=any(node.operator in _ROUNDING for summary in summaries for node in summary.nodes)),
             devices=DEVICES,
             weights=config.path.name,
             window=_window(config, context),
@@ -59,9 +59,9 @@ def read(config: Config) -> Reading:
     )
 
 
-def _activations(outlines: Sequence[Outline]) -> str:
+def _activations(summaries: Sequence[GraphSummary]) -> str:
     """By what the graphs hand on: keys and values are among it."""
-    kinds = {given.kind for outline in outlines for given in outline.outputs}
+    kinds = {given.kind for summary in summaries for given in summary.outputs}
     return "float16" if FLOAT16 in kinds else "float32"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from embedllm.package.onnx_reader import Node, Outline
+from embedllm.package.onnx_reader import GraphSummary, Node
 
 _SCALES, _ZERO_POINTS = 2, 3  # inputs of both operators that have such
 _NORMS = slice(14, 16)  # inputs of GroupQueryAttention
@@ -13,17 +13,17 @@ _NORMS = slice(14, 16)  # inputs of GroupQueryAttention
 _PLAIN, _VALUES = 7, {"do_rotary": 0, "local_window_size": -1, "softcap": 0, "smooth_softmax": 0}
 
 
-def faults(outline: Outline) -> dict[str, str]:
+def faults(summary: GraphSummary) -> dict[str, str]:
     """By the device that must not run it, what is in the way."""
     found: dict[str, str] = {}
-    for device, lack in _faults(outline):
+    for device, lack in _faults(summary):
         found.setdefault(device, lack)
     return found
 
 
-def _faults(outline: Outline) -> Iterator[tuple[str, str]]:
-    for node in (*outline.nodes, *outline.branches):
-        bits, count = _zero_points(node, outline)
+def _faults(summary: GraphSummary) -> Iterator[tuple[str, str]]:
+    for node in (*summary.nodes, *summary.branches):
+        bits, count = _zero_points(node, summary)
         if count % 2 and bits == 4:  # docs/cuda.md
             yield "cuda", f"rows have {count} zero points of 4 bits, an odd number, which its operators misread"
         if count % 2 and bits == 8:  # docs/directml.md
@@ -34,14 +34,14 @@ def _faults(outline: Outline) -> Iterator[tuple[str, str]]:
             yield "directml", f"attention has {odd}, which DirectML does not do, and does not say"
 
 
-def _zero_points(node: Node, outline: Outline) -> tuple[float, int]:
+def _zero_points(node: Node, summary: GraphSummary) -> tuple[float, int]:
     """The bits of a node's matrix, and how many zero points a row has; 0 where it has none."""
     bits, group = node.numbers.get("bits", 4), node.numbers.get("block_size", 0)
     if not any(node.inputs[_ZERO_POINTS:][:1]):
         return bits, 0
     if node.operator == "MatMulNBits" and group > 0:
         return bits, int(-(-node.numbers.get("K", 0) // group))
-    return bits, outline.widths.get(node.inputs[_SCALES], 0) if node.operator == "GatherBlockQuantized" else 0
+    return bits, summary.widths.get(node.inputs[_SCALES], 0) if node.operator == "GatherBlockQuantized" else 0
 
 
 def _beyond(node: Node) -> str:

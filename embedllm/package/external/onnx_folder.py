@@ -16,7 +16,7 @@ from embedllm.package.external.types import ExternalFolder, Reading
 from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import EXTERNAL
 from embedllm.package.manifest_fields import plain_name
-from embedllm.package.onnx_reader import FLOAT, FLOAT16, INT32, INT64, Declared, Outline, read_outline
+from embedllm.package.onnx_reader import FLOAT, FLOAT16, INT32, INT64, GraphSummary, ValueInfo, read_graph_summary
 
 DEVICES = ("auto",)
 _FOLDERS = ("onnx", ".")
@@ -69,19 +69,19 @@ def reading_of(
     prefers: the device that it was made for.
     Raises PackageError for a graph that cannot be run here.
     """
-    outline = read_outline(path)
-    check_ends(outline, path)
-    names = found_names(outline, named, path)
-    described, activations = describe(outline, names, path, texts, context=context, kv=kv)
+    summary = read_graph_summary(path)
+    check_ends(summary, path)
+    names = found_names(summary, named, path)
+    described, activations = describe(summary, names, path, texts, context=context, kv=kv)
     return Reading(
         root=root,
         graph=path,
-        weights=weights_of(outline, path),
+        weights=weights_of(summary, path),
         variant=EXTERNAL.name,
         activations=activations,
         described=described,
         stop_tokens=texts.stop_tokens(described.vocabulary, stated=eos),
-        external=ExternalFolder(maker=maker, names=names, devices=DEVICES, faults=faults(outline), prefers=prefers,
+        external=ExternalFolder(maker=maker, names=names, devices=DEVICES, faults=faults(summary), prefers=prefers,
                         weights=path.relative_to(root).as_posix(), passed_over=passed_over, is_asked=is_asked),
     )  # fmt: skip
 
@@ -122,67 +122,67 @@ def best(paths: Sequence[Path], memory: int | None = None) -> Path | None:
 def _bytes(path: Path) -> int | None:
     """Of a graph with its weights; None when a file of them is missing."""
     try:
-        return sum(file.stat().st_size for file in (path, *weights_of(read_outline(path), path)))
+        return sum(file.stat().st_size for file in (path, *weights_of(read_graph_summary(path), path)))
     except OSError:
         return None
 
 
-def weights_of(outline: Outline, path: Path) -> tuple[Path, ...]:
+def weights_of(summary: GraphSummary, path: Path) -> tuple[Path, ...]:
     """The files beside a graph that it names. Raises PackageError for a name that leads out of its folder."""
-    return tuple(path.parent / plain_name(name) for name in outline.files)
+    return tuple(path.parent / plain_name(name) for name in summary.files)
 
 
-def check_ends(outline: Outline, path: Path) -> None:
+def check_ends(summary: GraphSummary, path: Path) -> None:
     """Raises PackageError for a graph that says itself how often it computes something: it may never end."""
-    if any(node.operator == ENDLESS for node in (*outline.nodes, *outline.branches)):
+    if any(node.operator == ENDLESS for node in (*summary.nodes, *summary.branches)):
         raise PackageError(
             f"'{path}' has the operator '{ENDLESS}', whose number of rounds is not bounded. Such a graph is not run "
             "here; export the checkpoint: embedllm export SOURCE OUT."
         )
 
 
-def found_names(outline: Outline, names: Names, path: Path) -> Names:
+def found_names(summary: GraphSummary, names: Names, path: Path) -> Names:
     """The names, with the layers that a graph has, and whether its attention appends in place.
 
     Raises PackageError for a graph without keys and values.
     """
     pattern = re.compile(re.escape(names.past[0]).replace("%d", r"(\d{1,6})"))
-    layers = sorted(int(match[1]) for one in outline.inputs if (match := pattern.fullmatch(one.name)))
-    inputs = {one.name for one in outline.inputs}
+    layers = sorted(int(match[1]) for one in summary.inputs if (match := pattern.fullmatch(one.name)))
+    inputs = {one.name for one in summary.inputs}
     if names.tokens not in inputs:
         raise PackageError(
-            f"'{path}' takes {_listed(outline.inputs)}; expected '{names.tokens}'. A graph that takes embeddings is "
+            f"'{path}' takes {_listed(summary.inputs)}; expected '{names.tokens}'. A graph that takes embeddings is "
             "part of a model in several graphs, which this library does not run; the engine that wrote it does."
         )
     if not layers:
         raise PackageError(
-            f"'{path}' takes {_listed(outline.inputs)}, but no keys and values of what came before, such as "
+            f"'{path}' takes {_listed(summary.inputs)}, but no keys and values of what came before, such as "
             f"'{names.past[0] % 0}'. Export it with them (optimum: --task text-generation-with-past), or export the "
             "checkpoint with this library: embedllm export SOURCE OUT."
         )
     found = replace(names, layers=tuple(layers))
-    rounds = any(node.operator in _ROUNDING for node in (*outline.nodes, *outline.branches))
-    return replace(found, appends=_appends(outline, found), rounds=rounds)
+    rounds = any(node.operator in _ROUNDING for node in (*summary.nodes, *summary.branches))
+    return replace(found, appends=_appends(summary, found), rounds=rounds)
 
 
-def _appends(outline: Outline, names: Names) -> bool:
+def _appends(summary: GraphSummary, names: Names) -> bool:
     """Whether every past goes into GroupQueryAttention and nowhere else, and every present comes from there."""
     pairs = names.pairs(len(names.layers))
-    uses = [name for node in (*outline.nodes, *outline.branches) for name in node.inputs]
-    attends = [node for node in outline.nodes if node.operator == "GroupQueryAttention" and len(node.outputs) > 2]
+    uses = [name for node in (*summary.nodes, *summary.branches) for name in node.inputs]
+    attends = [node for node in summary.nodes if node.operator == "GroupQueryAttention" and len(node.outputs) > 2]
     appended = {pair for node in attends for pair in zip(node.inputs[3:5], node.outputs[1:3], strict=True)}
     return set(pairs) <= appended and all(uses.count(past) == 1 for past, _ in pairs)
 
 
 def describe(
-    outline: Outline, names: Names, path: Path, texts: Texts, *, context: int, kv: tuple[int | None, int | None]
+    summary: GraphSummary, names: Names, path: Path, texts: Texts, *, context: int, kv: tuple[int | None, int | None]
 ) -> tuple[ExternalGraph, str]:
     """What is known of a graph, and the type of its keys and values. Raises PackageError for what cannot be fed.
 
     kv: heads and size of keys, where the graph has only names for them.
     """
-    inputs = {one.name: one for one in outline.inputs}
-    outputs = {one.name: one for one in outline.outputs}
+    inputs = {one.name: one for one in summary.inputs}
+    outputs = {one.name: one for one in summary.outputs}
     pairs = names.pairs(len(names.layers))
     past = [name for name, _ in pairs]
     lacking = [name for pair in pairs for name, there in zip(pair, (inputs, outputs), strict=True) if name not in there]
@@ -213,13 +213,13 @@ def describe(
         context=context,
         vocabulary=vocabulary,
         kv=tuple(sizes[::2]),
-        parameters=outline.stored,
+        parameters=summary.stored,
         in_pieces=True,  # until it is found otherwise: backends/ort/external_graph/engine.py
     )
     return described, _FLOATS[kinds.pop()]
 
 
-def _check_types(inputs: Mapping[str, Declared], names: Names, path: Path) -> None:
+def _check_types(inputs: Mapping[str, ValueInfo], names: Names, path: Path) -> None:
     for name in (names.tokens, names.mask, names.positions):
         one = inputs.get(name)
         if one is not None and (one.kind not in _WHOLE or len(one.dims) != 2):
@@ -229,7 +229,7 @@ def _check_types(inputs: Mapping[str, Declared], names: Names, path: Path) -> No
             )
 
 
-def _kv_size(one: Declared, kv: tuple[int | None, int | None], path: Path) -> tuple[int, int]:
+def _kv_size(one: ValueInfo, kv: tuple[int | None, int | None], path: Path) -> tuple[int, int]:
     if len(one.dims) == 4 and not isinstance(one.dims[2], int):
         heads, size = (given if isinstance(given, int) else stated
                        for given, stated in zip(one.dims[1::2], kv, strict=True))  # fmt: skip
@@ -241,6 +241,6 @@ def _kv_size(one: Declared, kv: tuple[int | None, int | None], path: Path) -> tu
     )
 
 
-def _listed(values: Sequence[Declared]) -> str:
+def _listed(values: Sequence[ValueInfo]) -> str:
     names = [repr(one.name) for one in values]
     return ", ".join(names if len(names) < 5 else [*names[:4], f"{len(names) - 4} more"])

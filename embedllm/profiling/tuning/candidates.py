@@ -52,7 +52,7 @@ class Devices:
                 ready.setdefault(device.name if names else select.family_name(device.name), device)
         if not ready:
             raise search.failure()
-        self.left_out = [(one.device, one.reason) for one in search.passed_over]
+        self.left_out = [(one.device, one.reason) for one in search.rejected]
         return list(ready.values())
 
     def automatic(self) -> str:

@@ -11,7 +11,7 @@ from embedllm.openai.schema import BOOLEAN, OBJECT, STRING, STRINGS, Body, array
 from embedllm.server.anthropic.reply import EventWriter, MessageHead, message
 from embedllm.server.anthropic.request import messages_request
 from embedllm.server.endpoint import Endpoint, Exchange, event
-from embedllm.server.errors import Refused
+from embedllm.server.errors import ApiError
 from embedllm.server.replies import Replies, begin
 
 _PROMPT = {
@@ -72,7 +72,7 @@ async def _events(writer: EventWriter, replies: Replies) -> AsyncGenerator[bytes
                 yield event(one, str(one["type"]))
 
 
-def _stream_error(error: Refused) -> bytes:
+def _stream_error(error: ApiError) -> bytes:
     return event(error.body("anthropic", ""), "error")
 
 

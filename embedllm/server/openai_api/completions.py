@@ -12,7 +12,7 @@ from embedllm.openai.parameters import LIMITS, SAMPLING, UNFOLLOWED, USAGE
 from embedllm.openai.request import token_biases
 from embedllm.openai.schema import BOOLEAN, NUMBER, OBJECT, STRING, STRINGS, Body, array, integer, one_of
 from embedllm.server.endpoint import Endpoint, Exchange, event
-from embedllm.server.errors import Refused
+from embedllm.server.errors import ApiError
 from embedllm.server.openai_api.wire import DONE, stream_error
 from embedllm.server.replies import Replies, begin, spelling
 
@@ -64,18 +64,18 @@ async def completions(exchange: Exchange, body: Mapping[str, Any]) -> None:
 
 
 def _check(body: Mapping[str, Any], n: int) -> None:
-    """Raises Refused for what there is not."""
+    """Raises ApiError for what there is not."""
     if body.get("best_of", n) != n:
-        raise Refused(400, f"best_of is {body['best_of']} and n is {n}; only as many replies are made as are given.",
-                      param="best_of")  # fmt: skip
+        raise ApiError(400, f"best_of is {body['best_of']} and n is {n}; only as many replies are made as are given.",
+                       param="best_of")  # fmt: skip
     if body.get("suffix"):
-        raise Refused(400, "suffix is not followed: write the model's fill-in-the-middle tokens into the prompt.",
-                      param="suffix")  # fmt: skip
+        raise ApiError(400, "suffix is not followed: write the model's fill-in-the-middle tokens into the prompt.",
+                       param="suffix")  # fmt: skip
     if body.get("echo") and "logprobs" in body:
-        raise Refused(400, "the tokens of a prompt have no log probabilities here; leave out echo or logprobs.",
-                      param="echo")  # fmt: skip
+        raise ApiError(400, "the tokens of a prompt have no log probabilities here; leave out echo or logprobs.",
+                       param="echo")  # fmt: skip
     if "stream_options" in body and not body.get("stream"):
-        raise Refused(400, "stream_options goes with stream=True.", param="stream_options")
+        raise ApiError(400, "stream_options goes with stream=True.", param="stream_options")
 
 
 def _prompts(prompt: Any) -> list[str | list[int]]:  # noqa: ANN401  # JSON that the schema has checked

@@ -10,7 +10,7 @@ from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.openai.parameters import UNFOLLOWED
 from embedllm.openai.schema import BOOLEAN, NUMBER, OBJECT, STRING, Body, array, integer, one_of
 from embedllm.server.endpoint import Endpoint, Exchange
-from embedllm.server.errors import Refused
+from embedllm.server.errors import ApiError
 
 if TYPE_CHECKING:
     from embedllm.openai.schema import Schema
@@ -37,7 +37,7 @@ async def embeddings(exchange: Exchange, body: Mapping[str, Any]) -> None:
     given = body["input"]
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts[0], str):
-        raise Refused(400, "input has token ids; send text, which the model's own tokenizer reads (LangChain: "
+        raise ApiError(400, "input has token ids; send text, which the model's own tokenizer reads (LangChain: "
                       "check_embedding_ctx_length=False).", param="input")  # fmt: skip
     async with exchange.context.pool.use(body.get("model")) as lease:
         kind, truncate = body.get("input_type"), body.get("truncate", False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedllm.openai.schema import BOOLEAN, STRING, array, integer
 from embedllm.server.endpoint import Endpoint, Exchange
-from embedllm.server.errors import Refused
+from embedllm.server.errors import ApiError
 
 if TYPE_CHECKING:
     from embedllm.openai.schema import Schema
@@ -35,8 +35,8 @@ async def model(exchange: Exchange, body: Mapping[str, Any]) -> None:
             if name == entry["id"] or (entry["id"] == status.name and name in status.aliases):
                 await exchange.reply(entry)
                 return
-    raise Refused(404, f"there is no model {name[:80]!a}; GET /v1/models lists them.", code="model_not_found",
-                  param="model")  # fmt: skip
+    raise ApiError(404, f"there is no model {name[:80]!a}; GET /v1/models lists them.", code="model_not_found",
+                   param="model")  # fmt: skip
 
 
 def _entries(status: ModelStatus) -> list[dict[str, JSON]]:

@@ -8,7 +8,7 @@ from embedllm.server.endpoint import event
 
 if TYPE_CHECKING:
     from embedllm.openai import types
-    from embedllm.server.errors import Refused
+    from embedllm.server.errors import ApiError
     from embedllm.types import JSON
 
 DONE = b"data: [DONE]\n\n"
@@ -41,6 +41,6 @@ def chunk(piece: types.ChatCompletionChunk, *, has_usage: bool) -> dict[str, JSO
     return found
 
 
-def stream_error(error: Refused) -> bytes:
+def stream_error(error: ApiError) -> bytes:
     """The end of a stream that fails."""
     return event(error.body("openai", "")) + DONE

@@ -10,7 +10,7 @@ from typing import Any
 
 from embedllm.openai.schema import BOOLEAN, OBJECT, STRING, STRINGS, Body, array, integer, number, one_of
 from embedllm.server.endpoint import Endpoint, Exchange, event
-from embedllm.server.errors import Refused
+from embedllm.server.errors import ApiError
 from embedllm.server.lease import Lease
 from embedllm.server.replies import spelling
 from embedllm.server.responses.reply import ResponseHead, ResponseWriter
@@ -66,8 +66,8 @@ class Responses:
         previous: str = body.get("previous_response_id", "")
         earlier = self._store.conversation(previous) if previous else []
         if earlier is None:
-            raise Refused(400, f"there is no response '{previous[:80]}', or it was dropped; send the whole input.",
-                          code="previous_response_not_found", param="previous_response_id")  # fmt: skip
+            raise ApiError(400, f"there is no response '{previous[:80]}', or it was dropped; send the whole input.",
+                           code="previous_response_not_found", param="previous_response_id")  # fmt: skip
         asked = responses_request(body, earlier, self._store.item, exchange.context.tool_servers)
         async with exchange.context.pool.use(body.get("model")) as lease:
             head = ResponseHead(
@@ -152,9 +152,9 @@ def _items(given: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [item if item.get("id") else {**item, "id": f"item_{os.urandom(12).hex()}"} for item in given]
 
 
-def _missing(exchange: Exchange) -> Refused:
+def _missing(exchange: Exchange) -> ApiError:
     name = ascii(exchange.path_params["id"][:80])
-    return Refused(404, f"there is no response {name}, or it was dropped.", code="response_not_found")
+    return ApiError(404, f"there is no response {name}, or it was dropped.", code="response_not_found")
 
 
 async def _written(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
@@ -163,7 +163,7 @@ async def _written(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerat
             yield event(one, str(one["type"]))
 
 
-def _stream_error(writer: ResponseWriter, error: Refused) -> bytes:
+def _stream_error(writer: ResponseWriter, error: ApiError) -> bytes:
     code = error.code if error.code == "context_length_exceeded" else _FAILURES.get(error.status, "server_error")
     failed = writer.fail(code, error.message)
     return event(failed, "response.failed")

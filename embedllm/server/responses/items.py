@@ -57,7 +57,7 @@ class Approval:
         return self.is_approved and not self.is_done
 
 
-class Conversation:
+class MessageBuilder:
     """Takes items in their order, and gives the messages that they make."""
 
     def __init__(self, instructions: str | None, lookup: Callable[[str], Mapping[str, Any] | None]) -> None:
@@ -344,9 +344,9 @@ _CALLS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
 }
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
             "apply_patch_call_output")  # fmt: skip
-_MCP: Mapping[str, Callable[[Conversation, Mapping[str, Any], str], None]] = {
-    "mcp_list_tools": Conversation._add_mcp_list_tools,
-    "mcp_call": Conversation._add_mcp_call,
-    "mcp_approval_request": Conversation._add_mcp_approval_request,
-    "mcp_approval_response": Conversation._add_mcp_approval_response,
+_MCP: Mapping[str, Callable[[MessageBuilder, Mapping[str, Any], str], None]] = {
+    "mcp_list_tools": MessageBuilder._add_mcp_list_tools,
+    "mcp_call": MessageBuilder._add_mcp_call,
+    "mcp_approval_request": MessageBuilder._add_mcp_approval_request,
+    "mcp_approval_response": MessageBuilder._add_mcp_approval_response,
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from embedllm.server.endpoint import ToolServers
-from embedllm.server.responses.items import Approval, Conversation
+from embedllm.server.responses.items import Approval, MessageBuilder
 from embedllm.server.responses.tools import Tools, read_choice
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def responses_request(
     """
     if odd := [name for name in _UNKNOWN if name in body]:
         raise ValueError(f"{odd[0]} names what is kept by OpenAI; send the items themselves, or previous_response_id.")
-    talk = Conversation(body.get("instructions"), lookup)
+    talk = MessageBuilder(body.get("instructions"), lookup)
     talk.add(earlier)
     talk.add(body.get("input", []))
     messages = talk.messages()

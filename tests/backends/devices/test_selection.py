@@ -40,15 +40,15 @@ NOT_THERE = "no such device was found"
 def test_each_machine_gets_its_device_with_reasons_and_remedies(machine: Machine) -> None:
     chosen, search = _walked(machine.devices(), machine.wish, machine.system, machine.failing)
     assert (chosen.name if chosen else None) == machine.chosen
-    assert tuple(refusal.device for refusal in search.passed_over) == machine.passed
-    for refusal in search.passed_over:
+    assert tuple(refusal.device for refusal in search.rejected) == machine.passed
+    for refusal in search.rejected:
         reason, remedy = machine.lack_of(refusal.device)
         assert refusal.reason.startswith(reason)
         assert remedy in refusal.remedy
     if chosen is None:
         error = search.failure()
-        assert error.tried == tuple(search.passed_over)
-        for refusal in search.passed_over:
+        assert error.tried == tuple(search.rejected)
+        for refusal in search.rejected:
             assert f"'{refusal.device}': {refusal.reason}" in str(error)
             assert refusal.remedy in str(error)
 
@@ -109,10 +109,10 @@ def test_auto_takes_the_first_of_the_ranking_that_works(
         best = ranking.index(fine[0].partition(":")[0])
         assert ranking.index(chosen.name.partition(":")[0]) == best
     reasons = {"lacking": "lacks", "failing": "fails", "software": "it is emulated on the CPU"}
-    for refusal in search.passed_over:
+    for refusal in search.rejected:
         state = names.get(refusal.device)
         assert refusal.reason.startswith(reasons[state] if state else NOT_THERE)
-    passed = {refusal.device for refusal in search.passed_over}
+    passed = {refusal.device for refusal in search.rejected}
     for family in ranking:
         if chosen is not None and family == chosen.name.partition(":")[0]:
             break
@@ -130,7 +130,7 @@ def test_a_list_is_tried_in_its_order(states: dict[str, str], wish: list[str]) -
     chosen, search = _walked(devices, wish, "linux", failing)
     fine = [name for name in wish if states[name] in ("fine", "software")]
     assert (chosen.name if chosen else None) == (fine[0] if fine else None)
-    assert [refusal.device for refusal in search.passed_over] == wish[: wish.index(fine[0]) if fine else None]
+    assert [refusal.device for refusal in search.rejected] == wish[: wish.index(fine[0]) if fine else None]
 
 
 @given(
@@ -147,7 +147,7 @@ def test_auto_tries_what_was_measured_to_be_fastest_and_then_the_others_once(
     def walked(search: DeviceSearch) -> list[str]:
         for found in search:
             search.refuse(found, "fails")
-        return [refusal.device for refusal in search.passed_over]
+        return [refusal.device for refusal in search.rejected]
 
     def find(name: str, *, automatic: bool) -> list[Device]:
         return devices
@@ -180,7 +180,7 @@ def test_what_comes_after_the_choice_is_not_looked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "name", "passed_over"),
+    ("wish", "name", "rejected"),
     [
         ("auto", "cpu", (NO_CUDA, Refusal("openvino-gpu", NOT_THERE), Refusal("webgpu", NOT_THERE))),
         ("cpu", "cpu", ()),
@@ -196,10 +196,10 @@ def test_what_comes_after_the_choice_is_not_looked_for() -> None:
     ],
 )
 def test_the_first_available_device_of_the_wish_is_chosen(
-    wish: str | Sequence[str], name: str, passed_over: tuple[Refusal, ...]
+    wish: str | Sequence[str], name: str, rejected: tuple[Refusal, ...]
 ) -> None:
     choice = choose(ALL, wish, platform="linux")
-    assert choice == Choice(next(one for one in ALL if one.name == name), passed_over)
+    assert choice == Choice(next(one for one in ALL if one.name == name), rejected)
 
 
 @pytest.mark.parametrize("devices", [ALL, ALL[::-1]])

@@ -68,7 +68,7 @@ def test_an_adapter_that_makes_no_session_is_passed_over_with_the_reason(monkeyp
     choice = choose(directml.devices(), "auto", platform="win32")
     assert (choice.device.name, choice.device.description) == ("directml:1", "Intel(R) UHD Graphics")
     assert ("directml", "no session can be made on it: 887A0002 no such adapter") in [
-        (refusal.device, refusal.reason) for refusal in choice.passed_over
+        (refusal.device, refusal.reason) for refusal in choice.rejected
     ]
 
 
