@@ -37,6 +37,7 @@ from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, 
 from embedllm.export.writing.passthrough import check_prequantized, prequantized
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
+from embedllm.export.writing.tokenizer_file import read_tokenizer, warn_of_no_end
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.hub.location import Location
@@ -160,7 +161,10 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     decoder, tensors = describe_checkpoint(reader, context=recipe.context, task=request.task)
     check_encoder(decoder, recipe, request.options)
     texts = texts_of(location.folder)
-    tokens = special_tokens(reader, decoder.vocabulary)
+    tokenizer = read_tokenizer(location.folder)
+    tokens = special_tokens(reader, decoder.vocabulary, () if decoder.encoder else tokenizer.ends)
+    if decoder.encoder is None:
+        warn_of_no_end(tokens["stop"])
     genai_images = prepare_genai_images(location.folder, decoder) if request.genai_images else None
     openvino_images = (
         prepare_openvino_images(location.folder, decoder, reader.config) if request.openvino_images else None

@@ -30,6 +30,7 @@ class Tokenizer:
     """The tokenizer in a folder's tokenizer.json, run by the package `tokenizers`.
 
     named: the special tokens that have a role, by its name: {"eos_token": "</s>", ...}.
+    added_tokens: those that tokenizer.json lists beside its model, by their texts; the special ones are of them.
     """
 
     def __init__(self, engine: tokenizers.Tokenizer, *, named: Mapping[str, str], split_special: bool = False) -> None:
@@ -42,6 +43,7 @@ class Tokenizer:
         self._literal: _LiteralEngine | None = None
         self.named = dict(named)
         self.size = max([engine.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
+        self.added_tokens = {entry.content: token for token, entry in added.items()}
         self.special_tokens = frozenset(token for token, entry in added.items() if entry.special)
         self.bos = self.token_id(named["bos_token"]) if "bos_token" in named else None
         self.eos = self.token_id(named["eos_token"]) if "eos_token" in named else None
