@@ -51,9 +51,10 @@ class Tokenizer:
         self._appended: dict[int, str | None] = dict.fromkeys(added)
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Tokenizer:
+    def open(cls, folder: str | os.PathLike[str], *, serialized: str | None = None) -> Tokenizer:
         """The tokenizer of a folder, with the special tokens that its small files name.
 
+        serialized: what counts in place of the folder's tokenizer.json.
         Raises PackageError when tokenizer.json is missing or damaged.
         """
         from tokenizers import Tokenizer as Engine
@@ -63,7 +64,7 @@ class Tokenizer:
             raise PackageError(_no_tokenizer(path.parent))
         config = read_tokenizer_config(path.parent)
         try:
-            engine = Engine.from_file(str(path))
+            engine = Engine.from_file(str(path)) if serialized is None else Engine.from_str(serialized)
             _add_tokens(engine, config)
         except Exception as error:  # the package raises nothing narrower
             raise PackageError(

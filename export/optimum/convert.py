@@ -86,6 +86,7 @@ def convert_with_optimum(
             traced = read_traced(_trace(location.folder, Path(folder)))
             on_progress(Progress("trace", 1, 1))
             copy_texts(texts, partial)
+            tokenizer.write(partial)
             tokens = special_tokens(reader, traced.vocabulary, tokenizer.ends)
             warn_of_no_end(tokens["stop"])
             model_type = reader.config.get("model_type")

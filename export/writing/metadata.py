@@ -106,7 +106,7 @@ def _token_id(value: object) -> int:
 
 
 def texts_of(folder: Path) -> dict[str, Path]:
-    """The files that go into the package as they are, by their names in it."""
+    """The files that go into the package as they are, by their names in it; tokenizer_file.py may change one."""
     if not (folder / "tokenizer.json").exists():
         raise ExportError(
             f"there is no tokenizer.json in '{folder}'. With transformers installed, write one with: "

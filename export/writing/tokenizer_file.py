@@ -1,7 +1,8 @@
-"""The tokenizer of a package, and the tokens that end a turn by it."""
+"""The tokenizer.json of a package: that of the checkpoint, with what transformers takes from the files beside it."""
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.checkpoints.end_of_turn import end_of_turn_tokens
 from embedllm.export.checkpoints.open_files import reading
+from embedllm.export.writing.tokenizer_class import byte_level_class
+from embedllm.files.json_object import read_json_object
 from embedllm.text.tokenizer import Tokenizer
+from embedllm.types import JSON
 
 FILE = "tokenizer.json"
 
@@ -21,6 +25,12 @@ class PackageTokenizer:
     """The tokenizer that a package will have."""
 
     tokenizer: Tokenizer
+    changed: str | None  # its tokenizer.json; None: the checkpoint's
+
+    def write(self, partial: Path) -> None:
+        """Into a package that has the checkpoint's."""
+        if self.changed is not None:
+            (partial / FILE).write_text(self.changed, encoding="utf-8")
 
     @property
     def ends(self) -> list[int]:
@@ -34,7 +44,11 @@ def read_tokenizer(folder: Path) -> PackageTokenizer:
     try:
         with reading(folder / FILE):
             (folder / FILE).open("rb").close()
-        return PackageTokenizer(tokenizer=Tokenizer.open(folder))
+        tokenizer = Tokenizer.open(folder)
+        changed = _changed(folder)
+        if changed is not None:
+            tokenizer = Tokenizer.open(folder, serialized=changed)
+        return PackageTokenizer(tokenizer=tokenizer, changed=changed)
     except PackageError as error:
         raise ExportError(f"the tokenizer of '{folder}' cannot be used: {error}") from error
 
@@ -46,3 +60,29 @@ def warn_of_no_end(stop_tokens: object) -> None:
             "no stop token is known: a reply goes on up to max_tokens or the context. Name one by 'eos_token_id' in "
             "generation_config.json, or by 'eos_token' in tokenizer_config.json, and export again."
         )
+
+
+def _changed(folder: Path) -> str | None:
+    """tokenizer.json with what the other files say; None where that changes nothing."""
+    config, tokenizer_config = (read_json_object(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    whole = read_json_object(folder / FILE)
+    is_other = False
+    if byte_level_class(config, tokenizer_config) is not None:
+        for part in _byte_levels(whole.get("pre_tokenizer")):
+            wanted = tokenizer_config.get("add_prefix_space") is True
+            is_other |= part.get("add_prefix_space") is not wanted
+            part["add_prefix_space"] = wanted
+    return json.dumps(whole, ensure_ascii=False) if is_other else None
+
+
+def _byte_levels(part: JSON) -> list[dict[str, JSON]]:
+    """The pre-tokenizers of that type, in sequences too."""
+    if not isinstance(part, dict):
+        return []
+    if part.get("type") == "Sequence":
+        return [found for inner in _entries(part.get("pretokenizers")) for found in _byte_levels(inner)]
+    return [part] if part.get("type") == "ByteLevel" else []
+
+
+def _entries(value: JSON) -> list[dict[str, JSON]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 
 from embedllm.errors import ExportError
-from embedllm.export import Recipe, convert
+from embedllm.export import Recipe, convert, encoders
+from embedllm.export.architectures import families
+from embedllm.export.writing import tokenizer_class
+from embedllm.export.writing.tokenizer_class import byte_level_class
 from embedllm.export.writing.tokenizer_file import read_tokenizer
 from embedllm.package.package import open_package
+from embedllm.text.tokenizer import Tokenizer
 from tests.support.tiny import tiny_checkpoint
 
 NEAREST = Recipe(method="nearest")
+TEXTS = ("hello, world", " two  spaces", "a<|im_end|>b <note>c", "x<note>", "東京 1 2")
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 def edit(path: Path, **changed: object) -> None:
@@ -80,3 +86,91 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (checkpoint / "tokenizer.json").write_text("{}")
     with pytest.raises(ExportError, match=f"the tokenizer of '{checkpoint}' cannot be used"):
         convert(checkpoint, tmp_path / "package", NEAREST)
+
+
+# add_prefix_space
+
+
+def spaced(checkpoint: Path, model_type: str, pre_tokenizer: object = BYTE_LEVEL, **tokenizer_config: object) -> bool:
+    """Whether a text gets a space in front."""
+    edit(checkpoint / "config.json", model_type=model_type)
+    edit(checkpoint / "tokenizer.json", pre_tokenizer=pre_tokenizer)
+    edit(checkpoint / "tokenizer_config.json", **tokenizer_config)
+    tokenizer = read_tokenizer(checkpoint).tokenizer
+    return tokenizer.decode(tokenizer.encode("world", special=False)) == " world"
+
+
+SPACED = [
+    ("llama", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, True),
+    ("llama", {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": True}, True),
+    ("llama", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True}, False),
+    ("llama", {"tokenizer_class": "GPT2Tokenizer"}, False),
+    ("llama", {"add_prefix_space": True}, False),
+    ("gpt2", {"add_prefix_space": True}, True),
+    ("qwen3", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True}, False),
+    ("qwen2", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True}, True),
+    ("qwen2", {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": True}, True),
+    ("granite", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, False),
+    ("mistral", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, False),
+]
+
+
+@pytest.mark.parametrize(("model_type", "tokenizer_config", "has_space"), SPACED)
+def test_a_space_is_put_in_front_by_the_classes_of_transformers_that_do(
+    model_type: str, tokenizer_config: dict[str, object], has_space: bool, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    assert spaced(checkpoint, model_type, **tokenizer_config) is has_space
+
+
+def test_such_a_class_takes_the_space_of_tokenizer_json_away(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    leading = {**BYTE_LEVEL, "add_prefix_space": True}
+    assert not spaced(checkpoint, "gpt2", leading, tokenizer_class="GPT2Tokenizer", add_prefix_space=False)
+    assert spaced(checkpoint, "llama", leading, tokenizer_class="PreTrainedTokenizerFast", add_prefix_space=False)
+
+
+def test_the_package_has_what_counts_and_one_without_a_change_the_file_as_it_is(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "qwen2")
+    same = convert(checkpoint, tmp_path / "same", NEAREST)
+    assert (same / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+    split = {"type": "Split", "pattern": {"Regex": r"\s?\w+"}, "behavior": "Isolated", "invert": False}
+    sequence = {"type": "Sequence", "pretokenizers": [split, {**BYTE_LEVEL, "use_regex": False}]}
+    assert spaced(checkpoint, "qwen2", sequence, add_prefix_space=True)
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
+    tokenizer = Tokenizer.open(package)
+    assert tokenizer.decode(tokenizer.encode("world", special=False)) == " world"
+
+
+# Against transformers
+
+
+def test_every_model_type_has_the_class_that_transformers_gives_it() -> None:
+    auto = pytest.importorskip("transformers.models.auto.tokenization_auto")
+    for model_type in {*families(), *encoders.families(), *tokenizer_class._OF_MODELS, *tokenizer_class._AS_IT_IS}:
+        registered = auto.TOKENIZER_MAPPING_NAMES.get(model_type)
+        expected = registered if registered in tokenizer_class._BYTE_LEVEL else None
+        assert byte_level_class({"model_type": model_type}, {}) == expected, model_type
+        takes_any = registered not in ("TokenizersBackend", "MistralCommonBackend")
+        assert (model_type not in tokenizer_class._AS_IT_IS) == takes_any, model_type
+        is_forced = model_type in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS and expected is not None
+        assert (model_type in tokenizer_class._ALWAYS) == is_forced, model_type
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("model_type", "tokenizer_config", "_"), SPACED)
+def test_tokens_of_an_export_are_those_of_transformers(
+    model_type: str, tokenizer_config: dict[str, object], _: bool, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    if tokenizer_config.get("tokenizer_class") == "Qwen2Tokenizer" or model_type == "qwen2":
+        pre_tokenizer = transformers.Qwen2Tokenizer()._tokenizer.pre_tokenizer  # what that class splits by
+        edit(checkpoint / "tokenizer.json", pre_tokenizer=json.loads(pre_tokenizer.__getstate__()))
+    edit(checkpoint / "config.json", model_type=model_type)
+    edit(checkpoint / "tokenizer_config.json", **tokenizer_config)
+    ours, theirs = read_tokenizer(checkpoint).tokenizer, transformers.AutoTokenizer.from_pretrained(checkpoint)
+    for text in TEXTS:
+        assert ours.encode(text, special=False) == theirs.encode(text, add_special_tokens=False), text
+    assert ours.eos == theirs.eos_token_id
