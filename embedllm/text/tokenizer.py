@@ -219,6 +219,7 @@ def _add_tokens(engine: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
 
     present = {entry.content: _flags(entry) for entry in engine.get_added_tokens_decoder().values()}
     wanted = {token.content: token for token in config.added}
+    wanted |= {token.content: token for token in config.legacy if token.content not in present}
     for token in config.named.values():
         known = wanted.get(token.content) or present.get(token.content)
         wanted[token.content] = dataclasses.replace(known, special=True) if known else token

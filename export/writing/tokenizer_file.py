@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embedllm.errors import ExportError, PackageError
@@ -13,6 +14,7 @@ from embedllm.export.checkpoints.open_files import reading
 from embedllm.export.writing.tokenizer_class import byte_level_class
 from embedllm.files.json_object import read_json_object
 from embedllm.text.tokenizer import Tokenizer
+from embedllm.text.tokenizer_config import read_tokenizer_config
 from embedllm.types import JSON
 
 FILE = "tokenizer.json"
@@ -45,7 +47,7 @@ def read_tokenizer(folder: Path) -> PackageTokenizer:
         with reading(folder / FILE):
             (folder / FILE).open("rb").close()
         tokenizer = Tokenizer.open(folder)
-        changed = _changed(folder)
+        changed = _changed(folder, tokenizer)
         if changed is not None:
             tokenizer = Tokenizer.open(folder, serialized=changed)
         return PackageTokenizer(tokenizer=tokenizer, changed=changed)
@@ -62,17 +64,26 @@ def warn_of_no_end(stop_tokens: object) -> None:
         )
 
 
-def _changed(folder: Path) -> str | None:
+def _changed(folder: Path, tokenizer: Tokenizer) -> str | None:
     """tokenizer.json with what the other files say; None where that changes nothing."""
     config, tokenizer_config = (read_json_object(folder / name) for name in ("config.json", "tokenizer_config.json"))
     whole = read_json_object(folder / FILE)
-    is_other = False
+    added = _legacy_tokens(folder, whole, tokenizer)
+    whole["added_tokens"] = [*_entries(whole.get("added_tokens")), *added]
+    is_other = bool(added)
     if byte_level_class(config, tokenizer_config) is not None:
         for part in _byte_levels(whole.get("pre_tokenizer")):
             wanted = tokenizer_config.get("add_prefix_space") is True
             is_other |= part.get("add_prefix_space") is not wanted
             part["add_prefix_space"] = wanted
     return json.dumps(whole, ensure_ascii=False) if is_other else None
+
+
+def _legacy_tokens(folder: Path, whole: Mapping[str, JSON], tokenizer: Tokenizer) -> list[dict[str, JSON]]:
+    """The tokens that only added_tokens.json has, as tokenizer.json lists them, by the ids that transformers gives."""
+    present = {str(entry.get("content")) for entry in _entries(whole.get("added_tokens"))}
+    tokens = [token for token in read_tokenizer_config(folder).legacy if token.content not in present]
+    return [{"id": tokenizer.token_id(token.content), **asdict(token)} for token in tokens]
 
 
 def _byte_levels(part: JSON) -> list[dict[str, JSON]]:

@@ -15,7 +15,7 @@ from embedllm.export.writing.tokenizer_class import byte_level_class
 from embedllm.export.writing.tokenizer_file import read_tokenizer
 from embedllm.package.package import open_package
 from embedllm.text.tokenizer import Tokenizer
-from tests.support.tiny import tiny_checkpoint
+from tests.support.tiny import tiny_checkpoint, write_tokenizer
 
 NEAREST = Recipe(method="nearest")
 TEXTS = ("hello, world", " two  spaces", "a<|im_end|>b <note>c", "x<note>", "東京 1 2")
@@ -142,6 +142,39 @@ def test_the_package_has_what_counts_and_one_without_a_change_the_file_as_it_is(
     assert tokenizer.decode(tokenizer.encode("world", special=False)) == " world"
 
 
+# added_tokens.json
+
+
+def test_a_token_that_only_added_tokens_json_has_is_known(tmp_path: Path) -> None:
+    checkpoint, size = tiny_checkpoint(tmp_path / "checkpoint", vocab_size=312), 307
+    write_tokenizer(checkpoint, size)
+    edit(checkpoint / "tokenizer_config.json", eos_token="<end>")
+    (checkpoint / "added_tokens.json").write_text(json.dumps({"<end>": size + 1, "<note>": size, "<|im_start|>": 1}))
+    package = convert(ending_by(checkpoint), tmp_path / "package", NEAREST)
+    tokenizer = Tokenizer.open(package)
+    assert [tokenizer.token_id(text) for text in ("<note>", "<end>", "<|im_start|>")] == [size, size + 1, 1]
+    assert tokenizer.encode("<note><end>", special=False) == [size, size + 1]
+    assert {size, size + 1} & tokenizer.special_tokens == {size + 1}
+    assert Tokenizer.open(checkpoint).encode("a<note>", special=False)[1:] == [size]
+    assert open_package(package).stop_tokens[0] == size + 1
+    assert not (package / "added_tokens.json").exists()
+
+
+def test_added_tokens_json_counts_for_nothing_beside_added_tokens_decoder(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    edit(checkpoint / "tokenizer_config.json", added_tokens_decoder={})
+    (checkpoint / "added_tokens.json").write_text(json.dumps({"<note>": 300}))
+    assert read_tokenizer(checkpoint).tokenizer.token_id("<note>") is None
+
+
+def test_a_damaged_added_tokens_json_is_named(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    for content in ("[]", '{"<note>": "300"}'):
+        (checkpoint / "added_tokens.json").write_text(content)
+        with pytest.raises(ExportError, match=r"added_tokens\.json"):
+            read_tokenizer(checkpoint)
+
+
 # Against transformers
 
 
@@ -160,14 +193,20 @@ def test_every_model_type_has_the_class_that_transformers_gives_it() -> None:
 @pytest.mark.peer
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("model_type", "tokenizer_config", "_"), SPACED)
+@pytest.mark.parametrize("legacy", [False, True])
 def test_tokens_of_an_export_are_those_of_transformers(
-    model_type: str, tokenizer_config: dict[str, object], _: bool, tmp_path: Path
+    model_type: str, tokenizer_config: dict[str, object], _: bool, legacy: bool, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
     if tokenizer_config.get("tokenizer_class") == "Qwen2Tokenizer" or model_type == "qwen2":
         pre_tokenizer = transformers.Qwen2Tokenizer()._tokenizer.pre_tokenizer  # what that class splits by
         edit(checkpoint / "tokenizer.json", pre_tokenizer=json.loads(pre_tokenizer.__getstate__()))
+    if legacy:
+        size = Tokenizer.open(checkpoint).size
+        added = {"<note>": size, "<mark>": size + 1}
+        (checkpoint / "added_tokens.json").write_text(json.dumps(added))
+        edit(checkpoint / "tokenizer_config.json", eos_token="<mark>")
     edit(checkpoint / "config.json", model_type=model_type)
     edit(checkpoint / "tokenizer_config.json", **tokenizer_config)
     ours, theirs = read_tokenizer(checkpoint).tokenizer, transformers.AutoTokenizer.from_pretrained(checkpoint)
