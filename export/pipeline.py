@@ -37,7 +37,12 @@ from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, 
 from embedllm.export.writing.passthrough import check_prequantized, prequantized
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
-from embedllm.export.writing.tokenizer_file import PackageTokenizer, read_tokenizer, warn_of_no_end
+from embedllm.export.writing.tokenizer_file import (
+    PackageTokenizer,
+    read_tokenizer,
+    warn_of_missing_rows,
+    warn_of_no_end,
+)
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.hub.location import Location
@@ -163,6 +168,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     check_encoder(decoder, recipe, request.options)
     texts = texts_of(location.folder)
     tokenizer = read_tokenizer(location.folder)
+    warn_of_missing_rows(tokenizer.tokenizer, decoder.vocabulary)
     tokens = special_tokens(reader, decoder.vocabulary, () if decoder.encoder else tokenizer.ends)
     if decoder.encoder is None:
         warn_of_no_end(tokens["stop"])

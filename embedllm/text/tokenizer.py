@@ -133,6 +133,13 @@ class Tokenizer:
         """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
         return self._engine.token_to_id(text)
 
+    def tokens_from(self, first: int) -> dict[int, str]:
+        """The tokens with this id and higher ones, and their texts, in the order of their ids."""
+        if self.size <= first:
+            return {}
+        known = {**self._engine.get_vocab(with_added_tokens=True), **self.added_tokens}
+        return dict(sorted((token, text) for text, token in known.items() if token >= first))
+
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token by its id, for grammars; see embedllm/text/token_bytes.py."""
         added = {token: entry.content for token, entry in self._engine.get_added_tokens_decoder().items()}

@@ -27,7 +27,7 @@ from embedllm.export.writing.atomic_folder import atomic_folder, check_place, na
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.plan import blocks
 from embedllm.export.writing.stream import Write, filled, rounded, write_matrices
-from embedllm.export.writing.tokenizer_file import read_tokenizer, warn_of_no_end
+from embedllm.export.writing.tokenizer_file import read_tokenizer, warn_of_missing_rows, warn_of_no_end
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.hub.location import Location, locate
@@ -87,6 +87,7 @@ def convert_with_optimum(
             on_progress(Progress("trace", 1, 1))
             copy_texts(texts, partial)
             tokenizer.write(partial)
+            warn_of_missing_rows(tokenizer.tokenizer, traced.vocabulary)
             tokens = special_tokens(reader, traced.vocabulary, tokenizer.ends)
             warn_of_no_end(tokens["stop"])
             model_type = reader.config.get("model_type")

@@ -18,6 +18,7 @@ from embedllm.text.tokenizer_config import read_tokenizer_config
 from embedllm.types import JSON
 
 FILE = "tokenizer.json"
+_SHOWN = 5  # tokens in a warning
 
 _log = logging.getLogger("embedllm")
 
@@ -53,6 +54,19 @@ def read_tokenizer(folder: Path) -> PackageTokenizer:
         return PackageTokenizer(tokenizer=tokenizer, changed=changed)
     except PackageError as error:
         raise ExportError(f"the tokenizer of '{folder}' cannot be used: {error}") from error
+
+
+def warn_of_missing_rows(tokenizer: Tokenizer, vocabulary: int) -> None:
+    """Says which tokens the embedding has no rows for: a text with one of them cannot be fed."""
+    missing = tokenizer.tokens_from(vocabulary)
+    if not missing:
+        return
+    shown = ", ".join(f"{text!r} ({token})" for token, text in list(missing.items())[:_SHOWN])
+    _log.warning(
+        "the tokenizer has %d tokens and the model's embedding rows for %d: a prompt with %s%s will be refused. Take "
+        "the tokenizer that the model was trained with, or one without them.",
+        vocabulary + len(missing), vocabulary, shown, "" if len(missing) <= _SHOWN else " or another of them",
+    )  # fmt: skip
 
 
 def warn_of_no_end(stop_tokens: object) -> None:

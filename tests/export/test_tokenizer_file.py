@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import embedllm
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert, encoders
 from embedllm.export.architectures import families
@@ -173,6 +174,25 @@ def test_a_damaged_added_tokens_json_is_named(tmp_path: Path) -> None:
         (checkpoint / "added_tokens.json").write_text(content)
         with pytest.raises(ExportError, match=r"added_tokens\.json"):
             read_tokenizer(checkpoint)
+
+
+# Tokens without a row
+
+
+def test_tokens_that_the_embedding_has_no_row_for_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint, size = tiny_checkpoint(tmp_path / "checkpoint"), 307
+    convert(checkpoint, tmp_path / "whole", NEAREST)
+    assert "embedding" not in caplog.text
+    edit(checkpoint / "tokenizer_config.json", additional_special_tokens=[f"<{n}>" for n in range(7)])
+    package = convert(checkpoint, tmp_path / "package", NEAREST)
+    assert f"the tokenizer has {size + 7} tokens and the model's embedding rows for {size}: a prompt" in caplog.text
+    assert f"with '<0>' ({size}), '<1>' ({size + 1})," in caplog.text
+    assert f"'<4>' ({size + 4}) or another of them will be refused" in caplog.text
+    with (
+        embedllm.load(package, device="reference") as model,
+        pytest.raises(ValueError, match=rf"the prompt has '<0>', token {size} of the tokenizer; the model has {size}"),
+    ):
+        model.generate("hi <0>", max_tokens=1)
 
 
 # Against transformers
