@@ -39,6 +39,12 @@ from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, 
 from embedllm.export.writing.passthrough import check_prequantized, prequantized
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
+from embedllm.export.writing.tokenizer_file import (
+    PackageTokenizer,
+    read_tokenizer,
+    warn_of_missing_rows,
+    warn_of_no_end,
+)
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.hub.location import Location
@@ -144,6 +150,7 @@ class _Export:
     budget: int | None  # bytes of the weights of mixed precision
     facts: Mapping[str, object]  # that begin the manifest
     texts: Mapping[str, Path]  # files that are copied
+    tokenizer: PackageTokenizer
     text: CalibrationText | None
     generates_text: bool  # the model generates the calibration text
     importance: Mapping[str, F32] | None
@@ -163,7 +170,11 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     decoder, tensors = describe_checkpoint(reader, context=recipe.context, task=request.task)
     check_encoder(decoder, recipe, request.options)
     texts = texts_of(location.folder)
-    tokens = special_tokens(reader, decoder.vocabulary)
+    tokenizer = read_tokenizer(location.folder)
+    warn_of_missing_rows(tokenizer.tokenizer, decoder.vocabulary)
+    tokens = special_tokens(reader, decoder.vocabulary, () if decoder.encoder else tokenizer.ends)
+    if decoder.encoder is None:
+        warn_of_no_end(tokens["stop"])
     genai_images = prepare_genai_images(location.folder, decoder) if request.genai_images else None
     openvino_images = (
         prepare_openvino_images(location.folder, decoder, reader.config) if request.openvino_images else None
@@ -214,6 +225,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
         budget=size,
         facts=facts if merged is None else {**facts, "lora": merged.facts},
         texts=texts,
+        tokenizer=tokenizer,
         text=text,
         generates_text=reads and recipe.way.compensates and request.calibration is None,
         importance=None if request.importance is None else read_importance(request.importance, decoder),
@@ -237,6 +249,7 @@ def _fill(export: _Export, partial: Path) -> None:
     """Writes the package into an empty folder."""
     request, recipe, facts, planned = export.request, export.recipe, dict(export.facts), export.plan
     copy_texts(export.texts, partial)
+    export.tokenizer.write(partial)
     text = _generated_text(export, partial) if export.generates_text else export.text
     if request.openvino_tokenizer:
         write_tokenizer(export.location.folder, partial)

@@ -35,7 +35,7 @@ from embedllm.text.prompt import (
     texts_as_parts,
     token_ids,
 )
-from embedllm.text.prompt_length import check_length
+from embedllm.text.prompt_length import check_known, check_length
 from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.text.stream import StopStrings
 from embedllm.tools.calls import for_template, tool_parameters
@@ -294,7 +294,9 @@ class RequestBuilder:
             )
         if isinstance(prompt, str):
             self._check_length(prompt, limit)
-            return self._tokenizer.encode(prompt, special=True), None, ()
+            tokens = self._tokenizer.encode(prompt, special=True)
+            self._check_known(tokens)
+            return tokens, None, ()
         return token_ids(prompt), None, ()
 
     def _encoded(
@@ -302,7 +304,9 @@ class RequestBuilder:
     ) -> tuple[list[int], tuple[PreparedImage, ...]]:
         """The tokens of what the template wrote, with the ids of its images, and these."""
         if not sources or (vision := self._vision) is None:
-            return self._tokenizer.encode_prompt(written), ()
+            tokens = self._tokenizer.encode_prompt(written)
+            self._check_known(tokens)
+            return tokens, ()
         from embedllm.images.processors import open_processor
         from embedllm.images.prompt import PreparedImage, check_count, expand
 
@@ -311,7 +315,11 @@ class RequestBuilder:
         images = tuple(PreparedImage(source, self._processor) for source in sources)
         check_count(images, limit)
         tokens = self._tokenizer.encode_prompt(expand(written, self._processor, sources))
+        self._check_known(tokens, vision.image_token)
         return place_images(tokens, images, vision.image_token), images
+
+    def _check_known(self, tokens: Sequence[int], image_token: int | None = None) -> None:
+        check_known(tokens, self._tokenizer, self._package.architecture.vocabulary, image_token=image_token)
 
     def _check_length(self, text: str, limit: int | None) -> None:
         if limit is not None:

@@ -23,7 +23,7 @@ TEXTS = (
     "LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "[Nn]otice*",
 )  # fmt: skip
 SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json")
-SMALL = ["config.json", "README.md", "*.safetensors.index.json", *TEXTS, *SENTENCES]
+SMALL = ["config.json", "README.md", "added_tokens.json", "*.safetensors.index.json", *TEXTS, *SENTENCES]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 

@@ -16,7 +16,7 @@ from embedllm.errors import EmbedError, PackageError
 from embedllm.files.atomic import write_json
 from embedllm.package.package import MANIFEST, open_package, read_package
 
-_MADE = "3"  # raised when exports come out differently: those of before are made again
+_MADE = "4"  # raised when exports come out differently: those of before are made again
 _LOCK = ".lock"  # ends of names beside a folder: of its lock, and of its key
 _RECORD = ".json"
 _log = logging.getLogger("embedllm")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ContextFull
+from embedllm.text.prompt_length import check_known
 
 if TYPE_CHECKING:
     from embedllm.backends.reference.encoder_engine import EncoderEngine, Tokens
@@ -126,6 +127,7 @@ class Encoding:
                 tokens=len(ids),
                 limit=limit,
             )
+        check_known(ids, self._tokenizer, self._package.architecture.vocabulary)
         return Tokens(ids, types)
 
 

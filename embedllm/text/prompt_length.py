@@ -1,11 +1,12 @@
-"""Refuses a text that is far too long before all of it is tokenized, which takes 270 bytes of memory a character.
+"""Refuses a text that is far too long, before all of it is tokenized, and one with tokens that the model does not have.
 
-Standard library only. The twin of bindings_web/src/package/prompt_length.js.
+Tokenizing takes 270 bytes of memory a character. Standard library only.
+The twin of bindings_web/src/package/prompt_length.js.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ContextFull
@@ -35,6 +36,21 @@ def check_length(text: str, codec: TextCodec, context: int) -> None:
                 tokens=tokens,
                 limit=context,
             )
+
+
+def check_known(tokens: Sequence[int], codec: TextCodec, vocabulary: int, *, image_token: int | None = None) -> None:
+    """Raises ValueError for a token of a text that the model's embedding has no row for, by its text.
+
+    image_token: one that images take the place of.
+    """
+    if not tokens or max(tokens) < vocabulary:
+        return
+    token = next((token for token in tokens if token >= vocabulary and token != image_token), None)
+    if token is not None:
+        raise ValueError(
+            f"the prompt has {codec.token_text(token)!r}, token {token} of the tokenizer; the model has {vocabulary} "
+            f"tokens, 0 to {vocabulary - 1}. Leave it out, or export with the tokenizer that it was trained with."
+        )
 
 
 def message_text(message: Mapping[str, JSON]) -> str:

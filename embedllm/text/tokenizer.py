@@ -30,6 +30,7 @@ class Tokenizer:
     """The tokenizer in a folder's tokenizer.json, run by the package `tokenizers`.
 
     named: the special tokens that have a role, by its name: {"eos_token": "</s>", ...}.
+    added_tokens: those that tokenizer.json lists beside its model, by their texts; the special ones are of them.
     """
 
     def __init__(self, engine: tokenizers.Tokenizer, *, named: Mapping[str, str], split_special: bool = False) -> None:
@@ -42,6 +43,7 @@ class Tokenizer:
         self._literal: _LiteralEngine | None = None
         self.named = dict(named)
         self.size = max([engine.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
+        self.added_tokens = {entry.content: token for token, entry in added.items()}
         self.special_tokens = frozenset(token for token, entry in added.items() if entry.special)
         self.bos = self.token_id(named["bos_token"]) if "bos_token" in named else None
         self.eos = self.token_id(named["eos_token"]) if "eos_token" in named else None
@@ -49,9 +51,10 @@ class Tokenizer:
         self._appended: dict[int, str | None] = dict.fromkeys(added)
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Tokenizer:
+    def open(cls, folder: str | os.PathLike[str], *, serialized: str | None = None) -> Tokenizer:
         """The tokenizer of a folder, with the special tokens that its small files name.
 
+        serialized: what counts in place of the folder's tokenizer.json.
         Raises PackageError when tokenizer.json is missing or damaged.
         """
         from tokenizers import Tokenizer as Engine
@@ -61,7 +64,7 @@ class Tokenizer:
             raise PackageError(_no_tokenizer(path.parent))
         config = read_tokenizer_config(path.parent)
         try:
-            engine = Engine.from_file(str(path))
+            engine = Engine.from_file(str(path)) if serialized is None else Engine.from_str(serialized)
             _add_tokens(engine, config)
         except Exception as error:  # the package raises nothing narrower
             raise PackageError(
@@ -129,6 +132,13 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
         return self._engine.token_to_id(text)
+
+    def tokens_from(self, first: int) -> dict[int, str]:
+        """The tokens with this id and higher ones, and their texts, in the order of their ids."""
+        if self.size <= first:
+            return {}
+        known = {**self._engine.get_vocab(with_added_tokens=True), **self.added_tokens}
+        return dict(sorted((token, text) for text, token in known.items() if token >= first))
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token by its id, for grammars; see embedllm/text/token_bytes.py."""
@@ -216,6 +226,7 @@ def _add_tokens(engine: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
 
     present = {entry.content: _flags(entry) for entry in engine.get_added_tokens_decoder().values()}
     wanted = {token.content: token for token in config.added}
+    wanted |= {token.content: token for token in config.legacy if token.content not in present}
     for token in config.named.values():
         known = wanted.get(token.content) or present.get(token.content)
         wanted[token.content] = dataclasses.replace(known, special=True) if known else token

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from embedllm.errors import PackageError
 from embedllm.files.json_object import as_object, read_json_object
 from embedllm.types import JSON
+
+_ROLES = {f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +27,12 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
-    """tokenizer_config.json and special_tokens_map.json, joined the way transformers 5 joins them."""
+    """tokenizer_config.json, special_tokens_map.json and added_tokens.json, joined as transformers 5 joins them."""
 
     named: Mapping[str, AddedToken]  # "bos_token", "eos_token", "image_token", ...
     extra: tuple[AddedToken, ...]  # special tokens without a name
     added: tuple[AddedToken, ...]  # added_tokens_decoder, in the order of its ids
+    legacy: tuple[AddedToken, ...]  # added_tokens.json, of checkpoints without an added_tokens_decoder, likewise
     split_special: bool  # special tokens in a text are read as plain text
     chat_template: str | Mapping[str, str] | None  # one template, or several by name
 
@@ -42,7 +45,8 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
     Raises PackageError when a file is damaged.
     """
     config = read_json_object(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:  # the older of the two files counts only where the newer one cannot know
+    is_legacy = "added_tokens_decoder" not in config
+    if is_legacy:  # the older files count only where the newer one cannot know
         config |= read_json_object(folder / "special_tokens_map.json")
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
@@ -50,10 +54,14 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
         tokens |= extra
         extra = []
     try:
+        named = {name: _added_token(value) for name, value in tokens.items() if isinstance(value, str | dict)}
+        more = tuple(_added_token(value) for value in _list(extra))
+        special = {named[role].content for role in _ROLES & named.keys()} | {token.content for token in more}
         return TokenizerConfig(
-            named={name: _added_token(value) for name, value in tokens.items() if isinstance(value, str | dict)},
-            extra=tuple(_added_token(value) for value in _list(extra)),
+            named=named,
+            extra=more,
             added=_added_tokens(config.get("added_tokens_decoder") or {}),
+            legacy=_legacy_tokens(folder / "added_tokens.json", special) if is_legacy else (),
             split_special=config.get("split_special_tokens") is True,
             chat_template=_chat_template(config.get("chat_template")),
         )
@@ -67,6 +75,16 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
 def _added_tokens(decoder: JSON) -> tuple[AddedToken, ...]:
     entries = sorted(as_object(decoder).items(), key=lambda item: int(item[0]))
     return tuple(_added_token(value, special=False) for _, value in entries)
+
+
+def _legacy_tokens(path: Path, special: Set[str]) -> tuple[AddedToken, ...]:
+    """special: the texts of tokens that are."""
+    ids: dict[str, int] = {}
+    for text, token in read_json_object(path).items():
+        if type(token) is not int:
+            raise PackageError(f"'{path}' has the id {token!r} for {text!r}; expected a whole number.")
+        ids[text] = token
+    return tuple(_added_token(text, special=text in special) for text in sorted(ids, key=lambda text: ids[text]))
 
 
 def _added_token(value: JSON, *, special: bool = True) -> AddedToken:

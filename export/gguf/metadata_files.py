@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
+from embedllm.export.checkpoints.end_of_turn import end_of_turn_tokens
 from embedllm.export.gguf.tokenizers.bpe import tokenizer_json
 from embedllm.export.gguf.tokenizers.vocabulary import CONTROL, USER_DEFINED, Vocabulary, read_vocabulary
 from embedllm.files.atomic import write_json
@@ -23,9 +24,6 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a template, which becomes that 
 _ROLES = ("bos", "eos", "unk", "pad")
 _MARKS = (CONTROL, USER_DEFINED)
 _ENDS = ("eos", "eot", "eom")
-# ends of a turn by their texts: few files say all of them. Source: llama-vocab.cpp of llama.cpp
-_END_TEXTS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
-              "<turn|>", "<|tool_response>", "<|return|>", "<|call|>"}  # fmt: skip
 # Source: gguf.Keys.General of the Python package gguf 0.19
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -34,7 +32,6 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-_HARMONY = {"<|return|>", "<|call|>"}  # where these end a turn, "<|end|>" ends a message within one (gpt-oss)
 
 
 def write_texts(model: GgufModel, folder: Path) -> None:
@@ -49,8 +46,7 @@ def write_texts(model: GgufModel, folder: Path) -> None:
         (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     named = {f"{role}_token": vocabulary.tokens[at] for role in _ROLES if (at := vocabulary.special(role)) is not None}
     write_json(folder / "tokenizer_config.json", named)
-    stops = sorted({at for role in _ENDS if (at := vocabulary.special(role)) is not None} | _ends(vocabulary))
-    generation = {"eos_token_id": stops, "bos_token_id": vocabulary.special("bos"),
+    generation = {"eos_token_id": _stop_tokens(vocabulary), "bos_token_id": vocabulary.special("bos"),
                   "pad_token_id": vocabulary.special("pad"), **_sampling(metadata)}  # fmt: skip
     write_json(
         folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None}
@@ -70,10 +66,10 @@ def _sampling(metadata: Mapping[str, object]) -> dict[str, object]:
     return {**found, "do_sample": True} if found else {}
 
 
-def _ends(vocabulary: Vocabulary) -> set[int]:
+def _stop_tokens(vocabulary: Vocabulary) -> list[int]:
     marks = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] in _MARKS}
-    ends = _END_TEXTS - {"<|end|>"} if marks.keys() >= _HARMONY else _END_TEXTS
-    return {marks[text] for text in ends if text in marks}
+    named = [at for role in _ENDS if (at := vocabulary.special(role)) is not None]
+    return sorted(end_of_turn_tokens(marks, named))
 
 
 def _write_templates(metadata: Mapping[str, object], folder: Path) -> None:

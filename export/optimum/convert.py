@@ -27,6 +27,7 @@ from embedllm.export.writing.atomic_folder import atomic_folder, check_place, na
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.plan import blocks
 from embedllm.export.writing.stream import Write, filled, rounded, write_matrices
+from embedllm.export.writing.tokenizer_file import read_tokenizer, warn_of_missing_rows, warn_of_no_end
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.hub.location import Location, locate
@@ -75,7 +76,7 @@ def convert_with_optimum(
     reader = HuggingFaceSource(location)
     try:
         reader.fetch()
-        texts = texts_of(location.folder)
+        texts, tokenizer = texts_of(location.folder), read_tokenizer(location.folder)
         context = _context(reader.config, recipe.context)
         with (
             atomic_folder(out, 0) as partial,
@@ -85,7 +86,10 @@ def convert_with_optimum(
             traced = read_traced(_trace(location.folder, Path(folder)))
             on_progress(Progress("trace", 1, 1))
             copy_texts(texts, partial)
-            tokens = special_tokens(reader, traced.vocabulary)
+            tokenizer.write(partial)
+            warn_of_missing_rows(tokenizer.tokenizer, traced.vocabulary)
+            tokens = special_tokens(reader, traced.vocabulary, tokenizer.ends)
+            warn_of_no_end(tokens["stop"])
             model_type = reader.config.get("model_type")
             described = ExternalGraph(
                 model_type=str(model_type),

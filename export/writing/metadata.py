@@ -73,9 +73,10 @@ def _file_entry(name: str, path: Path, digest: str) -> FileEntry:
     return FileEntry(bytes=size, sha256=digest, sampled_sha256=sampled_sha256(path), blocks=file_blocks(path))
 
 
-def special_tokens(reader: Checkpoint, vocabulary: int) -> dict[str, object]:
+def special_tokens(reader: Checkpoint, vocabulary: int, ends: Sequence[int] = ()) -> dict[str, object]:
     """bos and pad (or None) and the list of stop tokens; generation_config.json goes before config.json.
 
+    ends: further stop tokens, which the tokenizer knows; those that the model does not have are left out.
     Raises ExportError for a stop token that the model cannot give: it would not stop. A bos or pad token outside of
     the vocabulary means that there is none (some configs say -1, or one more than there are).
     """
@@ -94,7 +95,8 @@ def special_tokens(reader: Checkpoint, vocabulary: int) -> dict[str, object]:
             raise ExportError(f"a stop token id is {value}; expected 0 to {vocabulary - 1}, a token of the model.")
     # no range(): it compares None with each number of a vocabulary
     bos, pad = (value if value is not None and 0 <= value < vocabulary else None for value in (bos, pad))
-    return {"bos": bos, "pad": pad, "stop": stops}
+    known = (token for token in ends if token < vocabulary)
+    return {"bos": bos, "pad": pad, "stop": [*dict.fromkeys([*stops, *known])]}
 
 
 def _token_id(value: object) -> int:
@@ -104,7 +106,7 @@ def _token_id(value: object) -> int:
 
 
 def texts_of(folder: Path) -> dict[str, Path]:
-    """The files that go into the package as they are, by their names in it."""
+    """The files that go into the package as they are, by their names in it; tokenizer_file.py may change one."""
     if not (folder / "tokenizer.json").exists():
         raise ExportError(
             f"there is no tokenizer.json in '{folder}'. With transformers installed, write one with: "

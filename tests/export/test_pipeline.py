@@ -91,7 +91,7 @@ def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
         "qwen2-tiny",
     )
     assert manifest["context"] == 100
-    assert manifest["tokens"] == {"bos": None, "pad": 0, "stop": [2]}
+    assert manifest["tokens"] == {"bos": None, "pad": 0, "stop": [2, 0]}
     assert manifest["recipe"] == {"bits": 4, "group_size": 16, "symmetric": False, "head_bits": 8, "embedding_bits": 16,
                                   "method": "weighted", "context": 100, "exact": False,
                                   "size": None, "mean_bits": None, "rotate": False}  # fmt: skip
@@ -111,10 +111,10 @@ def test_no_path_of_this_machine_is_in_the_folder(checkpoint: Path, tmp_path: Pa
     ("generation", "config", "stop"),
     [
         ({"eos_token_id": [2, 5]}, {"eos_token_id": 7}, [2, 5]),
-        ({"eos_token_id": None}, {"eos_token_id": 7}, [7]),
-        ({}, {"eos_token_id": [7, 8]}, [7, 8]),
-        (None, {"eos_token_id": 7}, [7]),
-        (None, {"eos_token_id": None}, []),
+        ({"eos_token_id": None}, {"eos_token_id": 7}, [7, 2]),
+        ({}, {"eos_token_id": [7, 8]}, [7, 8, 2]),
+        (None, {"eos_token_id": 7}, [7, 2]),
+        (None, {"eos_token_id": None}, [2]),
     ],
 )
 def test_generation_settings_go_before_the_config(
@@ -124,7 +124,8 @@ def test_generation_settings_go_before_the_config(
     (checkpoint / "generation_config.json").unlink()
     if generation is not None:
         (checkpoint / "generation_config.json").write_text(json.dumps(generation))
-    assert open_package(convert(checkpoint, tmp_path / "package", NEAREST)).stop_tokens == tuple(stop)
+    found = open_package(convert(checkpoint, tmp_path / "package", NEAREST)).stop_tokens
+    assert found == (*stop, 0)  # the last by its text, "<|endoftext|>"
 
 
 @pytest.mark.parametrize(("given", "taken"), [(-1, None), (0, 0), (306, 306), (307, None), (None, None)])
@@ -136,7 +137,7 @@ def test_a_bos_or_pad_token_outside_of_the_vocabulary_is_none(
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "pad_token_id": None, "bos_token_id": None}))
     package = convert(checkpoint, tmp_path / "package", NEAREST)
-    assert manifest_of(package)["tokens"] == {"bos": taken, "pad": taken, "stop": [2]}
+    assert manifest_of(package)["tokens"] == {"bos": taken, "pad": taken, "stop": [2, 0]}
     model = json.loads((package / "genai_config.json").read_text())["model"]
     assert model.get("bos_token_id") == taken
     assert model["pad_token_id"] == (2 if taken is None else taken)  # onnxruntime-genai wants one: the stop token

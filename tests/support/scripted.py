@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 from embedllm import Model
@@ -13,7 +14,7 @@ from embedllm.package.package import Package
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.content_marks import RenderedPrompt
-from tests.support.fakes import END, Bytes, FakeEngine
+from tests.support.fakes import END, VOCABULARY, Bytes, FakeEngine
 
 TEMPLATE = (Path(__file__).parents[1] / "templates" / "qwen3.jinja").read_text(encoding="utf-8")
 CHATML = (Path(__file__).parents[1] / "templates" / "chatml.jinja").read_text(encoding="utf-8")
@@ -35,6 +36,7 @@ class Folder:
     """What is used of a package."""
 
     name = "scripted"
+    architecture = SimpleNamespace(vocabulary=VOCABULARY)
     stop_tokens = frozenset({END})
 
     def check_generates(self) -> None:

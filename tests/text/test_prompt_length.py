@@ -1,11 +1,11 @@
-"""A text that is far too long is refused before it is tokenized, one of many characters and few tokens is not."""
+"""A text that is far too long is refused before it is tokenized, and one with tokens that the model does not have."""
 
 from __future__ import annotations
 
 import pytest
 
 from embedllm.errors import ContextFull
-from embedllm.text.prompt_length import check_length, message_text
+from embedllm.text.prompt_length import check_known, check_length, message_text
 from tests.support.fakes import Bytes
 
 
@@ -26,6 +26,14 @@ def test_only_tokens_count(text: str, *, refused: bool) -> None:
     with pytest.raises(ContextFull, match="100,000 characters, more than 32768 tokens; 1000 can") as caught:
         check_length(text, Words(), 1000)
     assert (caught.value.tokens, caught.value.limit) == (32768, 1000)
+
+
+def test_a_token_that_the_model_has_not_is_named_by_its_text() -> None:
+    check_known([0, 98, 97], Bytes(), 99)
+    check_known([], Bytes(), 99)
+    check_known([0, 99], Bytes(), 99, image_token=99)
+    with pytest.raises(ValueError, match=r"the prompt has 'byte 99', token 99 of the tokenizer; the model has 99 "):
+        check_known([0, 99, 120], Bytes(), 99)
 
 
 def test_the_text_of_a_message_is_that_of_all_its_parts() -> None:

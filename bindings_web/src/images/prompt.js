@@ -3,6 +3,7 @@
 
 import { ContextFull, DeviceUnavailable, TemplateError } from "../errors.js";
 import { WEIGHTS } from "../package/manifest.js";
+import { checkKnown } from "../package/prompt_length.js";
 import { decode } from "./decode.js";
 import { openEncoder } from "./encoder.js";
 import { ImageFeatures, firstId } from "./features.js";
@@ -132,7 +133,7 @@ export class ModelImages {
    * @param {RenderedPrompt} written @param {Image[]} images
    */
   tokens({ text, marked }, images) {
-    const { tokenizer } = this.#loaded;
+    const { tokenizer, engine } = this.#loaded;
     const mark = this.#processor.placeholder;
     const pieces = marked.split(mark);
     if (pieces.length - 1 !== images.length) {
@@ -151,7 +152,8 @@ export class ModelImages {
     }
     const ids = images.flatMap(({ first, tokens }) => Array.from({ length: tokens }, (_, row) => first + row));
     let next = 0;
-    const tokens = tokenizer.encodePrompt(expanded).map((token) => (token === this.#imageToken ? ids[next++] : token));
+    const found = checkKnown(tokenizer.encodePrompt(expanded), tokenizer, engine.vocabulary, this.#imageToken);
+    const tokens = found.map((token) => (token === this.#imageToken ? ids[next++] : token));
     if (next !== ids.length) {
       throw new TemplateError(`the prompt has ${next} tokens '${mark}', and its images have ${ids.length}; expected as many.`);
     }

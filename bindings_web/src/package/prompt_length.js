@@ -1,4 +1,5 @@
-/** Refuses a text that is far too long before all of it is tokenized: the twin of embedllm/text/prompt_length.py. */
+// Refuses a text that is far too long, before all of it is tokenized, and one with tokens that the model does not have: the
+// twin of embedllm/text/prompt_length.py.
 
 import { ContextFull } from "../errors.js";
 
@@ -27,4 +28,21 @@ export function checkLength(text, codec, context) {
       );
     }
   }
+}
+
+/**
+ * Throws RangeError for a token of a text that the model's embedding has no row for, by its text; else returns the tokens.
+ *
+ * @param {number[]} tokens
+ * @param {{tokenText: (token: number) => string | null}} codec
+ * @param {number} vocabulary
+ * @param {number} [imageToken] one that images take the place of
+ */
+export function checkKnown(tokens, codec, vocabulary, imageToken) {
+  const token = tokens.find((token) => token >= vocabulary && token !== imageToken);
+  if (token === undefined) return tokens;
+  throw new RangeError(
+    `the prompt has '${codec.tokenText(token)}', token ${token} of the tokenizer; the model has ${vocabulary} tokens, 0 to ` +
+      `${vocabulary - 1}. Leave it out, or export with the tokenizer that it was trained with.`,
+  );
 }

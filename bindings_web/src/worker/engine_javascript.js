@@ -8,7 +8,7 @@ import { Grammars } from "../grammar/cache.js";
 import { loadLibrary } from "../libraries.js";
 import { Sampling } from "../sampling/options.js";
 import { Runner } from "./runner.js";
-import { checkLength } from "../package/prompt_length.js";
+import { checkKnown, checkLength } from "../package/prompt_length.js";
 import { readDefaults } from "../package/generation_config.js";
 
 /**
@@ -148,7 +148,7 @@ class Model {
     const { tokenizer, engine } = this.#loaded;
     if (typeof prompt === "string") {
       checkLength(prompt, tokenizer, engine.context);
-      return tokenizer.encode(prompt, { special: true });
+      return checkKnown(tokenizer.encode(prompt, { special: true }), tokenizer, engine.vocabulary);
     }
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
     const seen = hasImages(prompt) ? await (await this.#seeing()).split(/** @type {Message[]} */ (prompt)) : null;
@@ -156,7 +156,8 @@ class Model {
     const given = { tools: rest, documents, variables, continueFinalMessage };
     const written = this.#chatTemplate().renderMarked(shown, this.#marks, given);
     checkLength(written.text, tokenizer, engine.context);
-    return seen ? (await this.#seeing()).tokens(written, seen.images) : tokenizer.encodePrompt(written);
+    if (seen) return (await this.#seeing()).tokens(written, seen.images);
+    return checkKnown(tokenizer.encodePrompt(written), tokenizer, engine.vocabulary);
   }
 
   /** What images take, loaded with the first of them. */

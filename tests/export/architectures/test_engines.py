@@ -77,7 +77,7 @@ def test_replies_alone_and_together_are_those_of_transformers(made: Made) -> Non
     with load(made.package, device="cpu", exact=True, prefix_cache=0) as llm:
 
         def reply(prompt: Sequence[int]) -> list[int]:
-            chunks = llm.stream(prompt, Sampling(temperature=0), max_tokens=GREEDY)
+            chunks = llm.stream(prompt, Sampling(temperature=0), max_tokens=GREEDY, stop_tokens=[STOP])
             return [chunk.token for chunk in chunks if chunk.token is not None]
 
         assert [reply(prompt) for prompt in prompts] == expected

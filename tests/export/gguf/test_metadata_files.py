@@ -27,6 +27,7 @@ def test_how_tokens_are_drawn_is_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("marks", "ends"), [
     ({"<|end|>": CONTROL, "<|user|>": CONTROL}, ["<|end|>"]),
     ({"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL}, ["<|return|>", "<|call|>"]),
+    ({"<|end|>": CONTROL, "<|flush|>": CONTROL, "<|calls|>": CONTROL}, ["<|flush|>", "<|calls|>"]),
     ({"<turn|>": CONTROL, "<|tool_response>": USER_DEFINED, "<|tool_call>": USER_DEFINED},
      ["<turn|>", "<|tool_response>"]),
     ({"<|im_end|>": NORMAL}, []),

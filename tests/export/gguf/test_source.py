@@ -16,13 +16,15 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.checkpoints.tensor_mapping import check_matrix, check_vector, read_matrix, read_vector
 from embedllm.export.gguf.source import GgufSource, unfused
+from embedllm.export.gguf.tokenizers.vocabulary import USER_DEFINED
 from embedllm.hub.location import Location
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.weights import Linear
 from embedllm.package.package import open_package
 from embedllm.package.tensors import linears, small_matrices, tables, vectors
 from tests.support.families import FAMILIES, KEYS_AS_VALUES, YARN, make_checkpoint
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import tokens, write_gguf
+from tests.support.tiny import tiny_checkpoint
 
 ONE_SCALE = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}  # files have one for both, as all published models
 CASES: dict[str, dict[str, object]] = {
@@ -117,3 +119,21 @@ def test_logits_of_an_exported_file_follow_transformers(name: str, tmp_path: Pat
     with contextlib.closing(engine):
         ours = engine.open().feed_all(tokens)
     assert np.abs(ours - theirs).max() <= 1e-3 * theirs.std()
+
+
+def test_replies_end_where_those_of_the_checkpoint_do(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama", eos_token_id=1)
+    (checkpoint / "generation_config.json").unlink()
+    sources = (checkpoint, write_gguf(tmp_path / "m.gguf", checkpoint))
+    packages = [convert(source, tmp_path / source.name[0], Recipe(method="nearest")) for source in sources]
+    assert [open_package(package).stop_tokens for package in packages] == [(1, 2, 0), (0, 1, 2)]
+
+
+def test_tokens_without_a_row_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
+    said = tokens(checkpoint, "gpt-2")
+    more = {"tokenizer.ggml.tokens": [*said["tokenizer.ggml.tokens"], "<note>"],
+            "tokenizer.ggml.token_type": [*said["tokenizer.ggml.token_type"], USER_DEFINED],
+            "llama.vocab_size": 307}  # fmt: skip
+    convert(write_gguf(tmp_path / "m.gguf", checkpoint, more=more), tmp_path / "package", Recipe(method="nearest"))
+    assert "embedding rows for 307: a prompt with '<note>' (307) will be refused" in caplog.text

@@ -137,7 +137,8 @@ def test_the_option_of_the_command_line_reaches_the_exporter(tmp_path: Path, mon
 def test_a_tokenizer_that_cannot_be_converted_is_said(tmp_path: Path) -> None:
     pytest.importorskip("openvino_tokenizers")
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
-    (checkpoint / "tokenizer.json").write_text("{}")
+    path = checkpoint / "tokenizer_config.json"  # of a class that transformers makes nothing of
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "CanineTokenizer"}))
     with pytest.raises(ExportError, match=f"cannot convert the tokenizer of '{checkpoint}'"):
         convert(checkpoint, tmp_path / "package", openvino_tokenizer=True)
     assert list(tmp_path.iterdir()) == [checkpoint]

@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { ChatTemplate } from "../../../bindings_web/src/package/chat_template.js";
 import { ContentMarks } from "../../../bindings_web/src/package/content_marks.js";
-import { checkLength } from "../../../bindings_web/src/package/prompt_length.js";
+import { checkKnown, checkLength } from "../../../bindings_web/src/package/prompt_length.js";
 import { TextCodec } from "../../../bindings_web/src/tokenizer/tokenizer.js";
 
 const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
@@ -47,4 +47,11 @@ test("a text of millions of characters is refused without tokenizing it", () => 
   assert.ok(counted < 40_000);
   checkLength(" ".repeat(9e5), codec, 1000);
   checkLength("a".repeat(9000), codec, 1000);
+});
+
+test("a token that the model has not is named by its text", () => {
+  const codec = { tokenText: (/** @type {number} */ token) => `<${token}>` };
+  assert.deepEqual(checkKnown([0, 98], codec, 99), [0, 98]);
+  assert.deepEqual(checkKnown([0, 99], codec, 99, 99), [0, 99]);
+  assert.throws(() => checkKnown([0, 99, 120], codec, 99), { name: "RangeError", message: /has '<99>', token 99 of the tokenizer; the model has 99/ });
 });
