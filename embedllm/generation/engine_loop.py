@@ -265,7 +265,7 @@ def _run(inbox: SimpleQueue[Work | None], tasks: list[LoopTask], ended: threadin
         ended.set()
 
 
-def _turn(inbox: SimpleQueue[Work | None], hosted: Sequence[LoopTask]) -> bool:
+def _turn(inbox: SimpleQueue[Work | None], tasks: Sequence[LoopTask]) -> bool:
     """One iteration of each scheduler, then what was posted; waits for that when there was nothing else to do.
 
     False at the end.
@@ -273,7 +273,7 @@ def _turn(inbox: SimpleQueue[Work | None], hosted: Sequence[LoopTask]) -> bool:
     is_busy = False
     for scheduler in [*tasks]:
         try:
-            beside = sum(other.decoding() for other in hosted if other is not scheduler)
+            beside = sum(other.decoding() for other in tasks if other is not scheduler)
             is_busy |= scheduler.step(beside)
         except Exception as error:  # noqa: BLE001  # a defect of ours: those who wait must not wait for ever
             _log.exception("the engine loop failed; every request that it had raises DeviceError")
