@@ -161,7 +161,7 @@ def opened(pyodide: ModuleType) -> tuple[Any, JsSession]:
     device = SimpleNamespace(name="webgpu", backend="test", available=True)
     inner = JsSession()
     engine = SimpleNamespace(device=device, context=60, chunk=16, open=lambda capacity: inner, close=lambda: None)
-    package = SimpleNamespace(decoder=SimpleNamespace(vocabulary=257))
+    package = SimpleNamespace(decoder=SimpleNamespace(vocabulary=257), larger_context="export it again")
     return pyodide.WebEngine(package, engine).open(), inner
 
 
