@@ -76,7 +76,7 @@ def test_replies_beside_others_keep_to_their_chunks(tmp_path: Path) -> None:
     with load(package, device="cpu", prefix_cache=0) as llm, ThreadPoolExecutor(3) as pool:
 
         def reply(prompt: list[int]) -> list[int]:
-            chunks = llm.stream(prompt, Sampling(temperature=0), max_tokens=20)
+            chunks = llm.stream(prompt, Sampling(temperature=0), max_tokens=20, stop_tokens=[])
             return [chunk.token for chunk in chunks if chunk.token is not None]
 
         assert list(pool.map(reply, prompts)) == [expected(prompt) for prompt in prompts]
