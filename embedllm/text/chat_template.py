@@ -112,8 +112,8 @@ class ChatTemplate:
         marks: finds them; None: the template is taken to have written all of the prompt.
         """
         chat = _messages(messages)
-        _, source = self._named(with_tools=tools is not None)
-        if "tool_calls" in source and _TESTS_NONE.search(source):
+        sources = "".join(self.templates.values())
+        if "tool_calls" in sources and _TESTS_NONE.search(sources):
             _without_text_as_none(chat)
         final_text = _mark_end(chat[-1]) if continue_final_message else None
         template = self._template(with_tools=tools is not None)
@@ -154,20 +154,15 @@ class ChatTemplate:
         """The template to use, compiled."""
         from embedllm.text.jinja_sandbox import SandboxedTemplate
 
-        name, source = self._named(with_tools=with_tools)
-        if name not in self._compiled:
-            self._compiled[name] = SandboxedTemplate(source, clock=self._clock)
-        return self._compiled[name]
-
-    def _named(self, *, with_tools: bool) -> tuple[str, str]:
-        """The name and the text of the template to use."""
         name = "tool_use" if with_tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
             known = ", ".join(repr(known) for known in sorted(self.templates))
             raise TemplateError(
                 f"there is no chat template named 'default', only {known}. Pass one of them by its text."
             )
-        return name, self.templates[name]
+        if name not in self._compiled:
+            self._compiled[name] = SandboxedTemplate(self.templates[name], clock=self._clock)
+        return self._compiled[name]
 
 
 def _template_files(folder: Path) -> dict[str, str]:

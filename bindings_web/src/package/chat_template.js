@@ -22,11 +22,11 @@ import { readJsonObject, readTokenizerConfig } from "./tokenizer_config.js";
 
 const RESERVED = ["messages", "tools", "documents", "add_generation_prompt"];
 const REASONING = ["reasoning_content", "thinking", "reasoning"]; // one thing under the names that templates read
-const TESTS_NONE = /\bcontent['"]?\]?\s*(?:is|==|!=)\s*(?:not\s+)?none\b/i;
+const TESTS_NONE = /\bcontent['"]?\]?\s*(is|[!=]=)\s*(not\s+)?none\b/i;
 const MARK = "<<the message goes on here>> "; // the last space shows whether the template trims
 const NO_TEMPLATE =
-  "the model has no chat template (chat_template.jinja, or 'chat_template' in tokenizer_config.json), as is usual for " +
-  "models that were not trained to chat. Generate from a plain prompt, or pass a template of your own.";
+  "the model has no chat template (chat_template.jinja, or 'chat_template' in tokenizer_config.json). Generate from a " +
+  "plain prompt, or pass a template of your own.";
 
 export class ChatTemplate {
   #library;
@@ -94,8 +94,8 @@ export class ChatTemplate {
    */
   renderMarked(messages, marks, { tools = null, documents = null, variables = {}, addGenerationPrompt = true, continueFinalMessage = false } = {}) {
     const chat = plainMessages(messages);
-    const [, source] = this.#source(tools !== null);
-    if (source.includes("tool_calls") && TESTS_NONE.test(source)) withoutTextAsNull(chat);
+    const sources = Object.values(this.templates).join();
+    if (sources.includes("tool_calls") && TESTS_NONE.test(sources)) chat.forEach(withoutTextAsNull);
     const finalText = continueFinalMessage ? markEnd(chat[chat.length - 1]) : null;
     const template = this.#template(tools !== null);
     const given = {
@@ -115,29 +115,21 @@ export class ChatTemplate {
 
   /** @param {boolean} hasTools */
   #template(hasTools) {
-    const [name, source] = this.#source(hasTools);
-    const template = this.#compiled.get(name) ?? new SandboxedTemplate(this.#library, source, this.#clock);
-    this.#compiled.set(name, template);
-    return template;
-  }
-
-  /** The name and the text of the template to use. @param {boolean} hasTools @returns {[string, string]} */
-  #source(hasTools) {
     const name = hasTools && Object.hasOwn(this.templates, "tool_use") ? "tool_use" : "default";
     if (!Object.hasOwn(this.templates, name)) {
       const known = Object.keys(this.templates).sort().map((one) => `'${one}'`).join(", ");
       throw new TemplateError(`the model has no chat template named '${name}', only ${known}. Pass the template to use.`);
     }
-    return [name, this.templates[name]];
+    const template = this.#compiled.get(name) ?? new SandboxedTemplate(this.#library, this.templates[name], this.#clock);
+    this.#compiled.set(name, template);
+    return template;
   }
 }
 
-/** As _without_text_as_none in Python. @param {Map<string, any>[]} chat */
-function withoutTextAsNull(chat) {
-  for (const message of chat) {
-    const onlyCalls = message.get("content") === "" && message.get("tool_calls")?.length;
-    if (message.get("role") === "assistant" && (onlyCalls || !message.has("content"))) message.set("content", null);
-  }
+/** As _without_text_as_none in Python. @param {Map<string, any>} message */
+function withoutTextAsNull(message) {
+  const isOnlyCalls = message.get("tool_calls")?.length || !message.has("content");
+  if (message.get("role") === "assistant" && !message.get("content") && isOnlyCalls) message.set("content", null);
 }
 
 /** The templates that have files of their own; with any of these, transformers does not look elsewhere. @param {Map<string, string>} texts */
@@ -202,8 +194,7 @@ function upToMark(prompt, finalText) {
   const end = prompt.lastIndexOf(strip(MARK));
   if (end < 0 || !prompt.includes(strip(finalText))) {
     throw new TemplateError(
-      "continueFinalMessage: the chat template does not write the last message as it is, so that there is no place to " +
-        `go on from. The message: ${shown(finalText)}`,
+      `continueFinalMessage: the chat template does not write the last message as it is: ${shown(finalText)}`,
     );
   }
   const kept = prompt.slice(0, end);
@@ -222,7 +213,7 @@ function plain(value, where, around = []) {
   if (Array.isArray(value)) return value.map((item, place) => plain(item, `${where}[${place}]`, outer));
   const isMap = value instanceof Map;
   if (typeof value !== "object" || (!isMap && ![Object.prototype, null].includes(Object.getPrototypeOf(value)))) {
-    throw new RangeError(`${where} is a ${/** @type {object} */ (value).constructor?.name ?? typeof value}; a chat template takes what JSON can hold, nothing else.`);
+    throw new RangeError(`${where} is a ${/** @type {object} */ (value).constructor?.name ?? typeof value}; a chat template takes what JSON can hold.`);
   }
   return new Map([...(isMap ? value : Object.entries(value))].map(([name, item]) => {
     if (typeof name !== "string") throw new RangeError(`${where} has the key ${String(name)}, expected text.`);

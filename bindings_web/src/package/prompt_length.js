@@ -39,10 +39,7 @@ export function checkLength(text, codec, context) {
  * @param {number} [imageToken] one that images take the place of
  */
 export function checkKnown(tokens, codec, vocabulary, imageToken) {
-  const token = tokens.find((token) => token >= vocabulary && token !== imageToken);
+  const token = tokens.find((one) => one >= vocabulary && one !== imageToken);
   if (token === undefined) return tokens;
-  throw new RangeError(
-    `the prompt has '${codec.tokenText(token)}', token ${token} of the tokenizer; the model has ${vocabulary} tokens, 0 to ` +
-      `${vocabulary - 1}. Leave it out, or export with the tokenizer that it was trained with.`,
-  );
+  throw new RangeError(`the prompt has '${codec.tokenText(token)}', token ${token} of the tokenizer; the model has ${vocabulary}.`);
 }
