@@ -161,7 +161,8 @@ class Completions(_Requests):
         tools: JSON schemas, or Python functions. tool_choice: "auto", "none", "required" or OpenAI's object.
         parallel_tool_calls: True; False is refused, since nothing holds the model to it.
         response_format: OpenAI's object, or another one of Model.generate().
-        reasoning_effort: for chat templates that have it, such as gpt-oss's.
+        reasoning_effort: for chat templates that have it, such as gpt-oss's; "none" turns thinking off where a
+        template can (enable_thinking, thinking).
         stream_options: {"include_usage": True} ends a stream with the usage.
         timeout: seconds, after which TimeoutError is raised.
         extra_body: further options: those of Model.generate() (top_k, min_p, adapter ...), and "chat_template_kwargs"

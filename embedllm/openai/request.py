@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from embedllm.files.nearest import nearest
 from embedllm.generation.options import PromptOptions
+from embedllm.openai.reasoning_effort import effort_variables
 from embedllm.openai.schema import InvalidRequest
 from embedllm.openai.types import as_message
 
@@ -144,7 +145,7 @@ def own_options(options: Mapping[str, object]) -> PromptOptions:
         variables = found.get("variables", {})
         if not isinstance(variables, Mapping):
             raise ValueError(f"variables is {variables!r}; expected a mapping.")
-        found["variables"] = {"reasoning_effort": options["reasoning_effort"], **variables}
+        found["variables"] = {**effort_variables(options["reasoning_effort"]), **variables}
     return cast("PromptOptions", found)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from embedllm.openai.reasoning_effort import LEVELS
 from embedllm.server.anthropic.tools import read_choice, read_tools
 from embedllm.server.image_parts import Piece, content_of, image_part
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from embedllm.text.chat_template import Message
 
 _BILLING = "x-anthropic-billing-header:"  # Claude Code's first block, which changes with every request
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _NO_IMAGE = "[an image, which this model cannot see]"
 _ERROR = "Error: "
 
@@ -231,8 +231,8 @@ def _variables(body: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"thinking.type is {kind!r:.80}; expected 'enabled', 'adaptive' or 'disabled'.")
         found["enable_thinking"] = found["thinking"] = kind != "disabled"
     effort = output.get("effort") if isinstance(output, Mapping) else None
-    if isinstance(effort, str) and effort in _EFFORTS:
-        found["reasoning_effort"] = _EFFORTS[effort]
+    if isinstance(effort, str) and effort in LEVELS:
+        found["reasoning_effort"] = LEVELS[effort]
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from embedllm.openai.reasoning_effort import LEVELS, NONE, effort_variables
 from embedllm.server.endpoint import ToolServers
 from embedllm.server.responses.items import Approval, MessageBuilder
 from embedllm.server.responses.tools import Tools, read_choice
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from embedllm.generation.options import PromptOptions
     from embedllm.text.chat_template import Message
 
-_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _UNKNOWN = ("conversation", "prompt")  # state and texts that are kept elsewhere
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -106,11 +106,9 @@ def _variables(reasoning: object) -> dict[str, Any]:
     effort = reasoning.get("effort") if isinstance(reasoning, Mapping) else None
     if effort is None:
         return {}
-    if effort == "none":
-        return {"enable_thinking": False, "thinking": False}
-    if not isinstance(effort, str) or effort not in _EFFORTS:
-        raise ValueError(f"reasoning.effort is {effort!r:.80}; expected 'none' or one of {', '.join(_EFFORTS)}.")
-    return {"reasoning_effort": _EFFORTS[effort]}
+    if not isinstance(effort, str) or effort not in (NONE, *LEVELS):
+        raise ValueError(f"reasoning.effort is {effort!r:.80}; expected 'none' or one of {', '.join(LEVELS)}.")
+    return effort_variables(LEVELS.get(effort, effort))
 
 
 def _format(text: object) -> dict[str, Any] | None:
