@@ -34,4 +34,8 @@ def on_gpu(package: Package, provider: str, *, has_float16: bool, memory: int) -
         if found.external is not None and provider not in found.external.faults:
             opened[path] = found
     chosen = best(list(opened), memory or None)
-    return package if chosen is None else opened[chosen]
+    if chosen is None:
+        return package
+    suited = opened[chosen]
+    suited.limit_context(min(package.context, suited.context))  # which a load may have set
+    return suited

@@ -374,6 +374,14 @@ def test_a_gpu_takes_the_graph_that_suits_it(several: Path, has_float16: bool, m
     assert on_gpu(asked, "cuda", has_float16=has_float16, memory=memory) is asked
 
 
+def test_the_graph_that_a_gpu_takes_keeps_to_the_limit_of_the_load(several: Path) -> None:
+    package = open_package(several)
+    package.limit_context(24)
+    suited = on_gpu(package, "cuda", has_float16=True, memory=0)
+    assert suited is not package
+    assert (suited.context, suited.larger_context) == (24, "load with a larger context")
+
+
 def test_a_graph_that_a_gpu_would_take_and_that_cannot_be_fed_gives_way(several: Path) -> None:
     with_more(several / "onnx" / "model_fp16.onnx")
     package = open_package(several)
