@@ -57,6 +57,8 @@ class ChatTemplate:
         self._clock = clock
         self._compiled: dict[str, SandboxedTemplate] = {}
         self._forms: dict[bool, ContentForm] = {}
+        sources = "".join(self.templates.values())
+        self._tells_calls_by_none = "tool_calls" in sources and _TESTS_NONE.search(sources) is not None
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -112,8 +114,7 @@ class ChatTemplate:
         marks: finds them; None: the template is taken to have written all of the prompt.
         """
         chat = _messages(messages)
-        sources = "".join(self.templates.values())
-        if "tool_calls" in sources and _TESTS_NONE.search(sources):
+        if self._tells_calls_by_none:
             _without_text_as_none(chat)
         final_text = _mark_end(chat[-1]) if continue_final_message else None
         template = self._template(with_tools=tools is not None)
