@@ -171,6 +171,8 @@ def _close_late(loading: Future[Model]) -> None:
 def open_model(path: str | os.PathLike[str], options: LoadOptions) -> Model:
     """As load()."""
     package = open_requested_package(path, options)
+    if options.check:
+        package.check()
     if package.encoder is not None:
         from embedllm.loading.load_encoder import open_encoder
 

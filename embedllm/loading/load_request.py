@@ -20,8 +20,6 @@ def open_requested_package(path: str | os.PathLike[str], options: LoadOptions) -
     folder = find_package(path, revision=options.revision, token=options.token,
                           local_files_only=options.local_files_only, on_progress=options.on_progress)  # fmt: skip
     package = open_package(folder, whole=False)
-    if options.check:
-        package.check()
     if options.context is not None:
         package.limit_context(options.context)
     return package
