@@ -246,7 +246,8 @@ def main() -> None:
     kept = sorted(held_out[::step], key=lambda prompt: len(prompt.tokens))
     if options.prompts:
         trained = trained[:: max(1, len(trained) // options.prompts)]
-    how = {"stop": [tokenizer.eos_token_id, tokenizer.pad_token_id], "most": options.new_tokens}
+    ends = (tokenizer.eos_token_id, tokenizer.pad_token_id)  # a tokenizer of a GGUF file may have no padding
+    how = {"stop": [token for token in ends if token is not None], "most": options.new_tokens}
     groups = prompt_groups(kept, options.cached_tokens, options.new_tokens)
     checked = [reply for group in groups for reply in replies_to(model, group, temperature=0.0, **how)]
     replies = all_replies(model, trained, cached_tokens=options.cached_tokens, seed=options.seed,
