@@ -61,16 +61,16 @@ def check_room(position: int, count: int, *, limit: int, remedy: str) -> None:
         )
 
 
-def check_rewind(position: int, held: int) -> None:
+def check_rewind(position: int, length: int) -> None:
     """Raises ValueError for a position that was not reached."""
-    if not 0 <= position <= held:
-        raise ValueError(f"cannot rewind to {position}; the session holds {held} tokens.")
+    if not 0 <= position <= length:
+        raise ValueError(f"cannot rewind to {position}; the session holds {length} tokens.")
 
 
-def check_span(start: int, stop: int, held: int) -> None:
+def check_span(start: int, stop: int, length: int) -> None:
     """Raises ValueError for tokens that are not held."""
-    if not 0 <= start <= stop <= held:
-        raise ValueError(f"there are no tokens {start} to {stop}; the session holds {held}.")
+    if not 0 <= start <= stop <= length:
+        raise ValueError(f"there are no tokens {start} to {stop}; the session holds {length}.")
 
 
 def check_state(state: KeyValues, shapes: Sequence[tuple[int, int] | tuple[int, int, int]], *, dtype: str = "") -> int:
@@ -87,8 +87,8 @@ def check_state(state: KeyValues, shapes: Sequence[tuple[int, int] | tuple[int, 
             f"session {named.get(dtype, dtype)}. Load both models with the same kv, or feed the tokens again."
         )
     counts = {array.shape[1] for pair in state for array in pair if array.ndim == 3}
-    found = [[(array.shape[0], array.shape[-1]) for array in pair] for pair in state]
-    if len(counts) != 1 or found != [[(shape[0], shape[1]), (shape[0], shape[-1])] for shape in shapes]:
+    sizes = [[(array.shape[0], array.shape[-1]) for array in pair] for pair in state]
+    if len(counts) != 1 or sizes != [[(shape[0], shape[1]), (shape[0], shape[-1])] for shape in shapes]:
         raise ValueError("this state is of another model: its layers, heads or sizes differ.")
     return counts.pop()
 

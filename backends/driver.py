@@ -71,8 +71,8 @@ class Capabilities:
         """
         if hidden_graph:
             return [one for one in self.hidden.get(hidden_graph, ()) if not exact or one not in WITH_QMOE]
-        found = self.kv.get(kv, ()) if kv else self.exact if exact else self.variants
-        return [one for one in found if not variants or one in variants]
+        candidates = self.kv.get(kv, ()) if kv else self.exact if exact else self.variants
+        return [one for one in candidates if not variants or one in variants]
 
     def graphs(
         self,

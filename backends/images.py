@@ -200,8 +200,8 @@ class ImageFeatures:
         for token in ids:
             first = _first(token)
             needed[first] = max(needed.get(first, 0), token - first + 1)
-        found = {first: self._encoded(first, count, is_stopped) for first, count in needed.items()}
-        return np.stack([found[_first(token)][token - _first(token)] for token in ids])
+        features = {first: self._encoded(first, count, is_stopped) for first, count in needed.items()}
+        return np.stack([features[_first(token)][token - _first(token)] for token in ids])
 
     def close(self) -> None:
         """Frees the encoder and all features."""
@@ -210,19 +210,19 @@ class ImageFeatures:
 
     def _encoded(self, first: int, count: int, is_stopped: Callable[[], bool]) -> F32:
         """The rows of an image, of which `count` at least are there."""
-        kept = self._features.pop(first, None) or self._begun(first)
-        self._features[first] = kept
-        if self._encoder is None and kept.done < count:
+        encoding = self._features.pop(first, None) or self._begun(first)
+        self._features[first] = encoding
+        if self._encoder is None and encoding.done < count:
             self._encoder = self._open()
-        while kept.done < count:
+        while encoding.done < count:
             if is_stopped():
                 raise Interrupted
             assert self._encoder is not None
-            kept.add(self._encoder)
-            if not kept.tiles:
+            encoding.add(self._encoder)
+            if not encoding.tiles:
                 self._make_room()
-        assert kept.rows is not None
-        return kept.rows
+        assert encoding.rows is not None
+        return encoding.rows
 
     def _begun(self, first: int) -> _Features:
         image = self._images.get(first)
@@ -253,16 +253,16 @@ class _Features:
         """Encodes the next tile. Raises ValueError where tiles become another number of rows than the prompt has."""
         import numpy as np
 
-        found = encoder.encode(self.tiles[0][None])
-        done, is_last = self.done + len(found), len(self.tiles) == 1
+        rows = encoder.encode(self.tiles[0][None])
+        done, is_last = self.done + len(rows), len(self.tiles) == 1
         if done > self.tokens or is_last != (done == self.tokens):
             raise ValueError(
                 f"an image has {self.tokens} tokens in the prompt, and its pixels become "
                 f"{done if is_last else f'{done} and more'}: the tiles and the prompt do not belong together."
             )
         if self.rows is None:
-            self.rows = np.empty((self.tokens, found.shape[1]), np.float32)
-        self.rows[self.done : done] = found
+            self.rows = np.empty((self.tokens, rows.shape[1]), np.float32)
+        self.rows[self.done : done] = rows
         self.done = done
         del self.tiles[0]
 

@@ -46,7 +46,7 @@ def input_names(linear: Linear) -> tuple[str, str]:
 
 def factors(decoder: Decoder, adapter: Adapter | None) -> Iterator[tuple[str, F32]]:
     """What every such input takes: of rank 0, which adds nothing, where the adapter has nothing for a matrix."""
-    given = {} if adapter is None else adapter.factors
+    by_matrix = {} if adapter is None else adapter.factors
     for linear in (linear for layer in decoder.layers for linear in linears(layer)):
         none = np.empty((linear.columns, 0), np.float32), np.empty((0, linear.rows), np.float32)
-        yield from zip(input_names(linear), given.get(linear.name, none), strict=True)
+        yield from zip(input_names(linear), by_matrix.get(linear.name, none), strict=True)

@@ -86,16 +86,16 @@ class ImagePlaces:
 
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
         """Time, row and column of the tokens from `start` to before `stop`, [tokens, 3]."""
-        found = np.repeat(np.arange(start, stop)[:, None], 3, axis=1)
+        positions = np.repeat(np.arange(start, stop)[:, None], 3, axis=1)
         for span in self._spans:
             if span.start >= stop:
                 break
             behind = np.arange(max(span.end, start), stop)
-            found[behind - start] = (behind - span.end + span.behind)[:, None]
+            positions[behind - start] = (behind - span.end + span.behind)[:, None]
             inside = np.arange(max(span.start, start), min(span.end, stop))
             row, column = np.divmod(inside - span.start, span.columns)
-            found[inside - start] = span.position + np.stack([np.zeros_like(row), row, column], axis=1)
-        return found
+            positions[inside - start] = span.position + np.stack([np.zeros_like(row), row, column], axis=1)
+        return positions
 
     def rope_rows(self, start: int, stop: int) -> tuple[F32, F32]:
         """cos and sin of those tokens, [tokens, rotated / 2] each."""

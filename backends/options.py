@@ -64,10 +64,10 @@ class OpenVINOOptions:
     """NPU: tokens that it holds beyond those."""
 
     def __post_init__(self) -> None:
-        for name, known in (("precision", _PRECISIONS), ("kv", _KV_TYPES)):
+        for name, choices in (("precision", _PRECISIONS), ("kv", _KV_TYPES)):
             value = getattr(self, name)
-            if value is not None and value not in known:
-                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
+            if value is not None and value not in choices:
+                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
         for name, value, least in (("prompt", self.prompt, 1), ("reply", self.reply, 1)):
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} is {value!r}; expected a number of tokens, at least {least}.")

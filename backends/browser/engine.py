@@ -209,8 +209,8 @@ class WebSession:
         self._fed += 1
         session = self.inner
         with translating():
-            given = whole_numbers(tokens) if max(tokens) < FIRST_ID else large_numbers([*map(page_id, tokens)])
-            self._promise = promise = started(session.feed(given))
+            ids = whole_numbers(tokens) if max(tokens) < FIRST_ID else large_numbers([*map(page_id, tokens)])
+            self._promise = promise = started(session.feed(ids))
         engine.feeding.add(self)
         return promise
 

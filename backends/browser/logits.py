@@ -126,8 +126,8 @@ class _OneRow:
     row: WebRow
 
     def best(self, index: int, count: int) -> Best:
-        found = self.row.top(count)
-        return Best(found.tokens, found.logits, self.row.logsumexp())
+        candidates = self.row.top(count)
+        return Best(candidates.tokens, candidates.logits, self.row.logsumexp())
 
     def whole(self, index: int) -> WebRow:
         return self.row

@@ -43,8 +43,8 @@ def sources() -> list[Source]:
 def sources_of(device: str) -> list[Source]:
     """Those that list the devices of a name's family; ours are looked through first."""
     for driver in drivers():
-        if found := [source for source in driver.sources if source.has(device)]:
-            return found
+        if family_sources := [source for source in driver.sources if source.has(device)]:
+            return family_sources
     return []
 
 
@@ -52,10 +52,10 @@ def find_family(device: str) -> DeviceFamily | None:
     """Of the device with that name, listed or not; None when there is no such family."""
     name = family_name(device)
     if name not in _FAMILIES:
-        found = next((one for driver in drivers() for one in driver.families if one.name == name), None)
-        if found is None:
+        family = next((one for driver in drivers() for one in driver.families if one.name == name), None)
+        if family is None:
             return None
-        _FAMILIES[name] = found
+        _FAMILIES[name] = family
     return _FAMILIES[name]
 
 
@@ -87,18 +87,18 @@ def _announced() -> tuple[Driver, ...]:
     """Of installed packages; one that cannot be loaded lists a device that says so."""
     from importlib.metadata import entry_points  # 9 ms, for devices that are none of ours
 
-    found: list[Driver] = []
+    extra_drivers: list[Driver] = []
     for entry in entry_points(group=GROUP):
         try:
             driver = entry.load()
         except Exception as error:  # noqa: BLE001 - whatever a package of somebody else's raises
-            found.append(_broken(entry.name, f"the entry point '{entry.name} = {entry.value}' fails: {error}"))
+            extra_drivers.append(_broken(entry.name, f"the entry point '{entry.name} = {entry.value}' fails: {error}"))
             continue
         if isinstance(driver, Driver):
-            found.append(driver)
+            extra_drivers.append(driver)
         else:
-            found.append(_broken(entry.name, f"the entry point '{entry.name} = {entry.value}' is no Driver"))
-    return tuple(found)
+            extra_drivers.append(_broken(entry.name, f"the entry point '{entry.name} = {entry.value}' is no Driver"))
+    return tuple(extra_drivers)
 
 
 def _broken(name: str, reason: str) -> Driver:

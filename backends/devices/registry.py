@@ -67,16 +67,16 @@ class DeviceCatalog:
         """The devices that may be meant by a name; of an unknown name, every one. See selection.DeviceLookup."""
         if _is_pair(name):
             halves = {half: self.lookup(half) for half in name.split(PAIR)}
-            found = {device.name: device for devices in halves.values() for device in devices}
-            return [*found.values(), *([self._checked(_pair(name, halves))] if name.count(PAIR) == 1 else [])]
+            by_name = {device.name: device for devices in halves.values() for device in devices}
+            return [*by_name.values(), *([self._checked(_pair(name, halves))] if name.count(PAIR) == 1 else [])]
         sources = drivers.sources_of(name)
         if automatic and sources and (absent := sources[0].absent(name)):
             return [absent]
-        found = [device for source in sources or drivers.sources() for device in self._devices_of(source)]
+        candidates = [device for source in sources or drivers.sources() for device in self._devices_of(source)]
         family = find_family(name)
-        if family is not None and family.free_form is not None and name not in {device.name for device in found}:
-            found += [self._checked(device) for device in family.free_form(name, found)]
-        return found
+        if family is not None and family.free_form is not None and name not in {device.name for device in candidates}:
+            candidates += [self._checked(device) for device in family.free_form(name, candidates)]
+        return candidates
 
     def _devices_of(self, source: Source) -> list[Device]:
         if source not in self._listed:
@@ -88,9 +88,9 @@ class DeviceCatalog:
         if self._package is None or not device.available:
             return device
         package = suited(self._package, device)
-        found = _unsupported(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts,
-                             hidden_graph=self._hidden_graph)  # fmt: skip
-        return replace(device, available=False, reason=found.reason, remedy=found.remedy) if found else device
+        problem = _unsupported(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts,
+                               hidden_graph=self._hidden_graph)  # fmt: skip
+        return replace(device, available=False, reason=problem.reason, remedy=problem.remedy) if problem else device
 
 
 def devices() -> list[Device]:
@@ -103,10 +103,10 @@ def devices_for(package: Package, wishes: Sequence[str] = (), *, exact: bool = F
 
     wishes: what these names may mean, pairs and targets that no list has among them; none: every device.
     """
-    found = DeviceCatalog(package, exact=exact)
+    catalog = DeviceCatalog(package, exact=exact)
     if not wishes:
-        return found.everything()
-    return list({device.name: device for wish in wishes for device in found.lookup(wish)}.values())
+        return catalog.everything()
+    return list({device.name: device for wish in wishes for device in catalog.lookup(wish)}.values())
 
 
 def facts(device: Device) -> dict[str, str]:
@@ -153,8 +153,8 @@ def parts(package: Package, device: Device, *, exact: bool = False) -> list[Devi
     if len(_halves(device)) == 1:
         return [device]
     search = DeviceCatalog(package, exact=exact)
-    found = [resolve(half, search.lookup(half)) for half in device.name.split(PAIR)]
-    return [one for one in found if isinstance(one, Device)]  # both, else the pair would not be available
+    members = [resolve(half, search.lookup(half)) for half in device.name.split(PAIR)]
+    return [one for one in members if isinstance(one, Device)]  # both, else the pair would not be available
 
 
 def open_engine(
@@ -177,12 +177,12 @@ def open_engine(
     them right; where there is none, whatever the device may run. One that it cannot run gives way to the next.
     Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
     """
-    found = parts(package, device, exact=exact)
-    if len(found) > 1:
+    members = parts(package, device, exact=exact)
+    if len(members) > 1:
         return _open_pair(
             package,
             device,
-            found,
+            members,
             runtime=runtime,
             exact=exact,
             adapts=adapts,
@@ -294,9 +294,9 @@ def _open_pair(
 
 def _pair(name: str, halves: dict[str, list[Device]]) -> Device:
     """Two devices as one, available when both are."""
-    found = [resolve(half, halves[half]) for half in name.split(PAIR)]
+    members = [resolve(half, halves[half]) for half in name.split(PAIR)]
     refusals: list[Refusal] = []
-    for half, device in zip(name.split(PAIR), found, strict=True):
+    for half, device in zip(name.split(PAIR), members, strict=True):
         family = find_family(half)
         if isinstance(device, Refusal) or family is None:
             refusals.append(Refusal(half, "not found"))
@@ -304,7 +304,7 @@ def _pair(name: str, halves: dict[str, list[Device]]) -> Device:
             refusals.append(Refusal(half, "its KV can be neither taken out nor put in", "use that device alone"))
         elif not device.available:
             refusals.append(Refusal(half, device.reason, device.remedy))
-    there = [device for device in found if isinstance(device, Device)]
+    there = [device for device in members if isinstance(device, Device)]
     if len({device.name for device in there}) < len(there):
         refusals.append(Refusal(name, "both are the same device", "use it alone"))
     return Device(
@@ -338,16 +338,16 @@ def _unsupported(
         reason = f"it runs no heads that draft ({kind}) with this library"
         return Unsupported(reason, "use the device 'cpu', 'openvino' or 'cuda'")
     if len(halves) > 1:
-        if found := _pair_unsupported(package, kv=kv, without_adapters=without_adapters):
-            return found
+        if unsupported := _pair_unsupported(package, kv=kv, without_adapters=without_adapters):
+            return unsupported
         graphs = [capabilities(half).graphs(package, exact=exact, variants=variants) for half in halves]
         if len({one[0].kv for one in graphs if one}) > 1:
             return Unsupported("two devices at once share their KV, and one of them keeps latents (MLA)",
                                "use one of them")  # fmt: skip
         return None
     family, can = device_family(device), capabilities(device)
-    if found := external_graph_unsupported(package, family, exact=exact, kv=kv):
-        return found
+    if unsupported := external_graph_unsupported(package, family, exact=exact, kv=kv):
+        return unsupported
     if without_adapters:
         return Unsupported("it takes no adapters with this library", _WITHOUT_ADAPTERS)
     if adapts and kv is not None and set(can.kv.get(kv, ())) & _CALIBRATED:
@@ -362,8 +362,8 @@ def _unsupported(
     if can.variants and exact and not can.exact:
         reason = "it computes in float16 or rounds, so that nothing is exact there"
         return Unsupported(reason, "load it without exact")
-    if found := family.unsupported_request(exact):
-        return found
+    if unsupported := family.unsupported_request(exact):
+        return unsupported
     if can.variants and not can.graphs(package, exact=exact, kv=kv, variants=variants, hidden_graph=hidden_graph):
         allowed = can.allowed_variants(exact=exact, kv=kv, variants=variants, hidden_graph=hidden_graph)
         return _without_graph(package, allowed, can.variants)

@@ -100,17 +100,17 @@ class DeviceSearch:
         """Devices that are available. Finds what a name means only when it is that name's turn."""
         for name in self.names:
             if name != AUTO:
-                yield from self._taken([resolve(name, self._lookup(name, automatic=False))])
+                yield from self._yield_available([resolve(name, self._lookup(name, automatic=False))])
                 continue
             if self._fastest:
-                yield from self._taken([resolve(self._fastest, self._lookup(self._fastest, automatic=False))])
+                yield from self._yield_available([resolve(self._fastest, self._lookup(self._fastest, automatic=False))])
             for candidate in self._ranking:
-                found = self._lookup(candidate, automatic=True)
-                family = [_not_software(device) for device in found
+                devices = self._lookup(candidate, automatic=True)
+                family = [_not_software(device) for device in devices
                           if family_name(device.name) == candidate and device.name != self._fastest]  # fmt: skip
                 if not family and family_name(self._fastest) == candidate:
                     continue  # it was tried
-                yield from self._taken(family or [Refusal(candidate, "no such device was found")])
+                yield from self._yield_available(family or [Refusal(candidate, "no such device was found")])
 
     def refuse(self, device: Device, reason: str, remedy: str = "") -> None:
         """The device that was given last cannot be used after all."""
@@ -121,8 +121,8 @@ class DeviceSearch:
         listed = "; ".join(str(one._replace(device=f"'{one.device}'")) for one in self.rejected)
         return DeviceUnavailable(f"no device can run this model. Tried {listed}.", self.rejected)
 
-    def _taken(self, found: Sequence[Device | Refusal]) -> Iterator[Device]:
-        for one in found:
+    def _yield_available(self, candidates: Sequence[Device | Refusal]) -> Iterator[Device]:
+        for one in candidates:
             if isinstance(one, Refusal):
                 self.rejected.append(one)
             elif one.available:
@@ -174,17 +174,17 @@ def resolve(name: str, devices: Sequence[Device]) -> Device | Refusal:
     name: as the device's own; "cuda:0" for the first of several; or "cuda:H200", a part of its description.
     """
     by_name = {device.name: device for device in devices}
-    family, wanted = family_name(name), name[len(family_name(name)) + 1 :]
+    family, selector = family_name(name), name[len(family_name(name)) + 1 :]
     if name in by_name:
         return by_name[name]
-    if wanted == "0" and family in by_name:
+    if selector == "0" and family in by_name:
         return by_name[family]
     members = [device for device in devices if family_name(device.name) == family]
-    if not members or not wanted:
+    if not members or not selector:
         return Refusal(name, f"not found by {_backends(devices)}", _instead(family, devices))
     if len(members) == 1 and not members[0].available:
         return Refusal(name, members[0].reason, members[0].remedy)
-    fitting = [] if wanted.isdecimal() else [one for one in members if wanted.lower() in one.description.lower()]
+    fitting = [] if selector.isdecimal() else [one for one in members if selector.lower() in one.description.lower()]
     usable = [device for device in fitting if device.available] or fitting
     if len(usable) == 1:
         return usable[0]
@@ -207,11 +207,11 @@ def _not_software(device: Device) -> Device | Refusal:
 
 def _instead(family: str, devices: Sequence[Device]) -> str:
     """What there is in place of a name that is not known."""
-    known = f"available: {', '.join(repr(device.name) for device in devices if device.available)}"
+    alternatives = f"available: {', '.join(repr(device.name) for device in devices if device.available)}"
     if meant := _ELSEWHERE_CALLED.get(family):
-        return f"here that is {' or '.join(map(repr, meant))}; {known}"
+        return f"here that is {' or '.join(map(repr, meant))}; {alternatives}"
     near = nearest(family, (device.name for device in devices))
-    return f"{known}.{near}" if near else known
+    return f"{alternatives}.{near}" if near else alternatives
 
 
 def _backends(devices: Sequence[Device]) -> str:

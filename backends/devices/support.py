@@ -49,8 +49,8 @@ def package_unsupported(package: Package, family: DeviceFamily, *, kv: str | Non
     if isinstance(package.architecture, ExternalGraph):
         return None  # see external_graph_unsupported()
     can = family.capabilities
-    if not can.odd_zero_points and (found := _odd_zero_points(package)):
-        name, count = found
+    if not can.odd_zero_points and (odd_matrix := _odd_zero_points(package)):
+        name, count = odd_matrix
         return Unsupported(
             f"the matrix '{name}' of '{package.name}' has rows of {count} zero points of 4 bits, an odd number, which "
             "the operators there misread",
@@ -76,9 +76,9 @@ def _odd_zero_points(package: Package) -> tuple[str, int] | None:
 
     decoder = package.decoder
     inner = (linear for layer in decoder.layers for linear in linears(layer))
-    held = packings(package.manifest)
+    by_name = packings(package.manifest)
     for linear in (*inner, *outer_matrices(decoder), *tables(decoder), decoder.head):
-        packing = held.get(linear.name)
+        packing = by_name.get(linear.name)
         if packing is not None and packing.bits == 4 and packing.stores_zeros:
             count = packing.groups(linear.columns)
             if count % 2:

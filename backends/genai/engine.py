@@ -99,17 +99,17 @@ class GenaiEngine:
     def _overlay(self, runtime: RuntimeOptions) -> dict[str, object]:
         """What the configuration shall say otherwise."""
         # where it is made to choose a token, it stops at one that ends a reply: here at the last, which is seldom one
-        told: dict[str, object] = {"eos_token_id": self.vocabulary - 1}
+        overlay: dict[str, object] = {"eos_token_id": self.vocabulary - 1}
         # each graph has threads of its own: those that wait for work must not keep the others' cores busy
         options: dict[str, object] = {"session.intra_op.allow_spinning": str(int(runtime.spinning))}
         if threads := runtime.threads or compute_threads():
             options["intra_op_num_threads"] = threads
-        told["decoder"] = {"session_options": options}
+        overlay["decoder"] = {"session_options": options}
         if self._window is None:
             # Of a piece it gives the logits of the last token that is no padding, and where all are, what lies before
             # the first (0.18; tests/backends/genai/test_engine.py): here a padding token means what it says
-            told["pad_token_id"] = _NO_TOKEN
-        return told
+            overlay["pad_token_id"] = _NO_TOKEN
+        return overlay
 
     def _try(self, most: float, path: str) -> None:
         """Finds out how tokens are given behind others: appended, or one by one, by making it choose each.
@@ -136,7 +136,7 @@ class GenaiEngine:
         ends = sorted({max(1, count // 3), max(1, count // 2), count})
         pieces = GenaiSession(self, count)
         for start, end in zip([0, *ends], ends, strict=False):
-            found = pieces.logits(tokens[start:end], each=True)[-1]
+            logits = pieces.logits(tokens[start:end], each=True)[-1]
             right = GenaiSession(self, count).logits(tokens[:end], each=False)[-1]
-            differences.append(np.abs(found - right).max() / np.abs(right).max())
+            differences.append(np.abs(logits - right).max() / np.abs(right).max())
         return float(np.max(differences))  # NaN where one is: that is no difference that is small enough

@@ -64,8 +64,8 @@ class GenaiSession:
         self._engine: _Engine | None = engine
         self._tokens: list[int] = []
         self._generator: Generator | None = None
-        self._given: list[int] = []  # what the generator holds: the tokens, and more of them after a rewind
-        self._asked = capacity
+        self._generator_tokens: list[int] = []  # what the generator holds: the tokens, and more of them after a rewind
+        self._capacity = capacity
         self._room = 0  # of the generator
         self._is_stopping = False
 
@@ -88,19 +88,19 @@ class GenaiSession:
             _check_filler([*self._tokens, *tokens], engine.filler, last=engine.vocabulary - 1)
         try:
             self._begin(len(tokens), each=each)
-            again = self._tokens[len(self._given) :]
+            again = self._tokens[len(self._generator_tokens) :]
             if each and again:
                 self._run(again, each=False)
-            found = self._run(tokens if each else [*again, *tokens], each=each)
+            rows = self._run(tokens if each else [*again, *tokens], each=each)
         except BaseException:
             self._generator = None  # what it holds nobody knows
             raise
-        if each and len(found) != len(tokens):  # it gives the last token's only, or those of padding
+        if each and len(rows) != len(tokens):  # it gives the last token's only, or those of padding
             engine.gives_all, self._generator = False, None
             return self.logits(tokens, each=True)
         self._tokens += tokens
         self.position = len(self._tokens)
-        return found
+        return rows
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -118,17 +118,17 @@ class GenaiSession:
     def _begin(self, count: int, *, each: bool) -> None:
         """Takes a new generator where there is none, or its capacity is too small for that many tokens."""
         engine, end = self._opened(), self.position + count
-        is_whole = self._generator is not None and len(self._given) == self.position and end <= self._room
+        is_whole = self._generator is not None and len(self._generator_tokens) == self.position and end <= self._room
         if is_whole and (engine.appends or each or count == 1):  # else it takes many tokens at its beginning only
             return
         if end > self._room:
-            wanted = max(end, self._asked, _GROWTH * self._room)
-            self._room = min(-(-wanted // _STEP) * _STEP, engine.largest) if engine.is_shared else engine.largest
+            capacity = max(end, self._capacity, _GROWTH * self._room)
+            self._room = min(-(-capacity // _STEP) * _STEP, engine.largest) if engine.is_shared else engine.largest
         self._renew()
 
     def _renew(self) -> Generator:
         self._generator = None  # its memory is free before more is taken
-        self._given = []
+        self._generator_tokens = []
         engine = self._opened()
         try:
             self._generator = engine.generator(self._room)
@@ -142,29 +142,29 @@ class GenaiSession:
         while at < len(tokens):
             if self._is_stopping:
                 raise Interrupted
-            is_alone = (self._given and not engine.appends) or (each and not engine.gives_all)
+            is_alone = (self._generator_tokens and not engine.appends) or (each and not engine.gives_all)
             piece = list(tokens[at : at + (1 if is_alone else engine.chunk)])
-            if engine.filler in piece and not self._given:
+            if engine.filler in piece and not self._generator_tokens:
                 piece = piece[: piece.index(engine.filler)]
-            found = self._step(piece, each=each)
-            rows = [*rows, found] if each else [found]
+            logits = self._step(piece, each=each)
+            rows = [*rows, logits] if each else [logits]
             at += len(piece)
         return np.concatenate(rows)
 
     def _step(self, piece: list[int], *, each: bool) -> F32:
-        engine, generator, held = self._opened(), self._generator, self._given
+        engine, generator, past = self._opened(), self._generator, self._generator_tokens
         assert generator is not None  # there is one since _begin()
         is_each = each and len(piece) > 1
         try:
-            if held and not engine.appends and not _chosen(generator, piece[0], engine.vocabulary):
-                generator, piece = self._renew(), [*held, *piece]  # it stops there, but not where all is appended
-            if not self._given or engine.appends:
+            if past and not engine.appends and not _chosen(generator, piece[0], engine.vocabulary):
+                generator, piece = self._renew(), [*past, *piece]  # it stops there, but not where all is appended
+            if not self._generator_tokens or engine.appends:
                 generator.append_tokens(piece)
-            found = generator.get_output(engine.output) if is_each else generator.get_logits()
+            logits = generator.get_output(engine.output) if is_each else generator.get_logits()
         except Exception as error:
-            raise DeviceError(f"onnxruntime-genai failed behind {len(held)} tokens: {first_line(error)}") from error
-        self._given += piece
-        return found[0].astype(np.float32)
+            raise DeviceError(f"onnxruntime-genai failed behind {len(past)} tokens: {first_line(error)}") from error
+        self._generator_tokens += piece
+        return logits[0].astype(np.float32)
 
     def _opened(self) -> _Engine:
         if self._engine is None:
@@ -182,9 +182,9 @@ def _check_filler(text: Sequence[int], filler: int, *, last: int) -> None:
 
 def _chosen(generator: Generator, token: int, vocabulary: int) -> bool:
     """Makes it take a token by leaving it no other; whether it did."""
-    held = generator.token_count()
+    count = generator.token_count()
     only = np.full((1, 1, vocabulary), _NEVER)
     only[..., token] = 0
     generator.set_logits(only)
     generator.generate_next_token()
-    return generator.token_count() > held
+    return generator.token_count() > count

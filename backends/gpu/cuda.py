@@ -39,8 +39,8 @@ def devices() -> list[Device]:
     if PROVIDER not in ort.get_available_providers():
         lack, remedy = "this build of ONNX Runtime has no CUDA provider", _INSTALL
         return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
-    known = gpus()
-    if not known:
+    nvidia_gpus = gpus()
+    if not nvidia_gpus:
         lack, remedy = "NVIDIA's driver is not here, or finds no GPU", "check with nvidia-smi"
         return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
     return [
@@ -51,7 +51,7 @@ def devices() -> list[Device]:
             available=True,  # as far as can be seen without memory and time of each; the probe tells the rest
             memory=gpu.memory,
         )
-        for index, gpu in enumerate(known)
+        for index, gpu in enumerate(nvidia_gpus)
     ]
 
 
@@ -186,18 +186,18 @@ def _has_cudnn() -> bool:
 def _load_libraries() -> str:
     """CUDA's libraries from where pip puts them; those of the system are found without. What was not found there."""
     preload = getattr(ort, "preload_dlls", None)
-    said: list[str] = []
+    messages: list[str] = []
 
     def note(*words: object, **_: object) -> None:
-        said.append(" ".join(map(str, words)))
+        messages.append(" ".join(map(str, words)))
 
     if preload is not None:
         # it prints what it does not find; the application's stdout is not ours to turn round meanwhile
         with _SETTINGS, _patched(preload.__globals__, "print", note):
             preload()
-    for line in said:
+    for line in messages:
         _log.info("%s", line)
-    return "\n".join(said)
+    return "\n".join(messages)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ _LOCK = threading.Lock()
 
 @cache
 def _stream(index: int, library: str) -> int | None:
-    made, device, context = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
+    handle, device, context = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
     try:
         driver = ctypes.CDLL(library)
         if (
@@ -84,8 +84,8 @@ def _stream(index: int, library: str) -> int | None:
             or driver.cuCtxPushCurrent_v2(context)
         ):
             return None
-        failed = driver.cuStreamCreate(ctypes.byref(made), _NON_BLOCKING)
+        failed = driver.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)
         driver.cuCtxPopCurrent_v2(ctypes.byref(context))
     except (OSError, AttributeError):
         return None
-    return None if failed else made.value
+    return None if failed else handle.value

@@ -295,13 +295,13 @@ class _MappedRegion:
         self._size = 0
 
     def resize(self, size: int) -> bool:
-        memory, wanted = self._memory, self._rounded(size)
+        memory, target = self._memory, self._rounded(size)
         memory.enter()
-        if wanted > self._reserved:
+        if target > self._reserved:
             raise DeviceError("the GPU's driver failed: out of memory")
-        if wanted > self._size:
-            self._map(wanted - self._size)
-        while self._parts and self._parts[-1][0] >= wanted:
+        if target > self._size:
+            self._map(target - self._size)
+        while self._parts and self._parts[-1][0] >= target:
             start, length = self._parts.pop()
             memory.synchronize()
             memory.call("cuMemUnmap", self.address + start, length)

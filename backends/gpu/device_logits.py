@@ -165,9 +165,9 @@ class RunLogits:
         if index in self._saved and not is_known:
             numbers = self._saved[index].head(BEST if is_one else LIST, 1).start()()
             return _one(numbers[0].tolist()) if is_one else _several(_in_order(numbers)[0])
-        found = _one(self._all_bests()[index]) if is_one else _several(self._all_lists()[index])
+        best = _one(self._all_bests()[index]) if is_one else _several(self._all_lists()[index])
         self.owners[index].note_asked(BEST if is_one else LIST)
-        return found
+        return best
 
     def whole(self, index: int) -> Logits:
         """The row itself."""
@@ -232,8 +232,8 @@ class RunLogits:
 
 def sizes(vocabulary: int) -> dict[str, int]:
     """How many numbers each head gives, by its name. A list longer than the vocabulary is none."""
-    found = {ROW: vocabulary, BEST: 3}
-    return found | ({LIST: 2 * LISTED + 1} if vocabulary >= LISTED else {})
+    counts = {ROW: vocabulary, BEST: 3}
+    return counts | ({LIST: 2 * LISTED + 1} if vocabulary >= LISTED else {})
 
 
 def _one(numbers: Sequence[float]) -> Best:

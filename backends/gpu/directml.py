@@ -57,10 +57,10 @@ def devices() -> list[Device]:
         remedy = _INSTALL if _WINDOWS else "DirectML is Windows only"
         return [Device(name="directml", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
     listed = _adapters()
-    found = [_device(rank, adapter, backend) for rank, adapter in enumerate(listed or _UNLISTED)]
-    while not listed and len(found) > 1 and not found[-1].available:
-        del found[-1]  # there may be no such adapter
-    return found
+    gpus = [_device(rank, adapter, backend) for rank, adapter in enumerate(listed or _UNLISTED)]
+    while not listed and len(gpus) > 1 and not gpus[-1].available:
+        del gpus[-1]  # there may be no such adapter
+    return gpus
 
 
 def number_of(name: str) -> int:
@@ -161,8 +161,8 @@ def _adapters() -> list[Adapter]:
     """The GPUs that this ONNX Runtime lists, in Windows' order of performance; none where it lists none."""
     listed = getattr(ort, "get_ep_devices", list)()
     metadata = [entry.device.metadata for entry in listed if entry.ep_name == PROVIDER]
-    known = [entry for entry in metadata if entry.get(_NUMBER, "").isdecimal()]
-    return [_adapter(entry) for entry in sorted(known, key=_slowness)]
+    entries = [entry for entry in metadata if entry.get(_NUMBER, "").isdecimal()]
+    return [_adapter(entry) for entry in sorted(entries, key=_slowness)]
 
 
 def _slowness(metadata: Mapping[str, str]) -> tuple[float, bool, int]:

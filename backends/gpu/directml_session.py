@@ -50,10 +50,10 @@ class DirectMLSession(DeviceSession[Buffers]):
         self._tokens: list[int] = []  # those whose KV is held
 
     def feed(self, tokens: Sequence[int]) -> NumpyLogits:
-        return NumpyLogits(self._append(tokens, wanted=1)[-1])
+        return NumpyLogits(self._append(tokens, rows=1)[-1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
-        return self._append(tokens, wanted=len(tokens))
+        return self._append(tokens, rows=len(tokens))
 
     def rewind(self, position: int) -> None:
         super().rewind(position)
@@ -70,22 +70,22 @@ class DirectMLSession(DeviceSession[Buffers]):
 
     def _settle(self) -> None:
         with self._gpu.lock, device_errors(self._gpu.device):
-            self._held().binding.synchronize_outputs()
+            self._require_buffers().binding.synchronize_outputs()
 
-    def _append(self, tokens: Sequence[int], *, wanted: int) -> F32:
-        """Reads tokens; the logits [wanted, V] of the last of them. After a failure nothing was appended."""
+    def _append(self, tokens: Sequence[int], *, rows: int) -> F32:
+        """Reads tokens; the logits [rows, V] of the last of them. After a failure nothing was appended."""
         buffers = self._prepare(tokens)
-        held, count = self._tokens, len(tokens)
+        past, count = self._tokens, len(tokens)
         try:
             if self._reads_anew(count):
-                logits = self._compute(buffers, [*held, *tokens], 0, wanted)
+                logits = self._compute(buffers, [*past, *tokens], 0, rows)
             else:
-                steps = [self._compute(buffers, [token], len(held) + at, 1) for at, token in enumerate(tokens)]
-                logits = np.concatenate(steps[-wanted:])
+                steps = [self._compute(buffers, [token], len(past) + at, 1) for at, token in enumerate(tokens)]
+                logits = np.concatenate(steps[-rows:])
         except BaseException:
-            self.position = len(held)
+            self.position = len(past)
             raise
-        self._tokens = [*held, *tokens]
+        self._tokens = [*past, *tokens]
         return logits
 
     def _reads_anew(self, count: int) -> bool:
@@ -95,22 +95,22 @@ class DirectMLSession(DeviceSession[Buffers]):
         total = len(self._tokens) + count
         return count > 1 and count * _READ_WHILE_MADE >= total and _UNKNOWN not in self._tokens
 
-    def _compute(self, buffers: Buffers, tokens: Sequence[int], start: int, wanted: int) -> F32:
-        """The logits [wanted, V] of the last of some tokens, the first of which stands at `start`.
+    def _compute(self, buffers: Buffers, tokens: Sequence[int], start: int, rows: int) -> F32:
+        """The logits [rows, V] of the last of some tokens, the first of which stands at `start`.
 
         The graph's own rule: several tokens stand at the start.
         """
         count, binding = len(tokens), buffers.binding
         end = start + count
-        given = {
+        inputs = {
             "input_ids": np.array([tokens], np.int64),
             "position_ids": np.arange(start, end, dtype=np.int64)[None],
             "seqlens_k": np.array([end - 1], np.int32),
             "total_sequence_length": np.array([buffers.capacity], np.int32),
-            "logits_at": np.arange(count - wanted, count, dtype=np.int64),
+            "logits_at": np.arange(count - rows, count, dtype=np.int64),
         }
         with self._gpu.lock, device_errors(self._gpu.device):
-            for name, values in given.items():
+            for name, values in inputs.items():
                 binding.bind_cpu_input(name, values)
             binding.bind_output("logits")
             self._run(binding, self._running, end)

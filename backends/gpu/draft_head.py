@@ -122,8 +122,8 @@ class _Place:
         self._guess = self._zeros(_NUMBERS * 4)
         self._guesses = self._zeros(_MOST_GUESSES * _NUMBERS * 4)
         captured = _CAPTURED if engine.captures else 0
-        self._following = self._made(1, self._next_token, self._next_hidden)
-        self._runs = {count: self._made(count, self._tokens, self.hidden) for count in range(1, captured + 1)}
+        self._following = self._make_run(1, self._next_token, self._next_hidden)
+        self._runs = {count: self._make_run(count, self._tokens, self.hidden) for count in range(1, captured + 1)}
         for count, run in ((1, self._following), *self._runs.items()):
             # to capture, ONNX Runtime runs twice, the second time over the length that the first one wrote
             memory.write(self._mask.address, np.array([count], np.int64))
@@ -138,7 +138,7 @@ class _Place:
         memory.write(self._mask.address, np.array([end], np.int64))
         memory.write(self._tokens.address, np.array(tokens, np.int64))
         if count not in self._runs:
-            self._runs[count] = self._made(count, self._tokens, self.hidden, is_captured=False)
+            self._runs[count] = self._make_run(count, self._tokens, self.hidden, is_captured=False)
         run = self._runs[count]
         for at in range(guesses):
             self._engine.run(run)
@@ -147,18 +147,18 @@ class _Place:
         numbers = np.empty((guesses, _NUMBERS), np.float32)
         finish = memory.begin_read(self._guesses.address, numbers)
 
-        def found() -> F32:
+        def wait_for_guesses() -> F32:
             finish()
             return numbers
 
-        return found
+        return wait_for_guesses
 
     def _zeros(self, size: int) -> DeviceBlock:
         block = DeviceBlock(self._memory, size)
         self._memory.zero(block.address, size)
         return block
 
-    def _made(self, count: int, tokens: DeviceBlock, hidden: DeviceBlock, *, is_captured: bool = True) -> _Run:
+    def _make_run(self, count: int, tokens: DeviceBlock, hidden: DeviceBlock, *, is_captured: bool = True) -> _Run:
         """A run of that many tokens, behind which the following one goes on."""
         engine = self._engine
         where, dtype, size = engine.where, engine.dtype, self._hidden_size
@@ -201,9 +201,9 @@ class DeviceHead:
         place = self._place = self._place or engine.take()
         with engine.lock, device_errors(engine.device):
             hidden.copy(place.hidden.address)
-            found = place.read(tokens, end, max(1, min(guesses, self.longest - end, _MOST_GUESSES)))
+            wait = place.read(tokens, end, max(1, min(guesses, self.longest - end, _MOST_GUESSES)))
         self.position = end
-        return GuessedRow(engine.package.decoder.vocabulary, found)
+        return GuessedRow(engine.package.decoder.vocabulary, wait)
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -224,8 +224,8 @@ class GuessedRow(ListedRow):
 
     __slots__ = ("_guesses",)
 
-    def __init__(self, size: int, found: Callable[[], F32]) -> None:
-        self._guesses = _Guesses(found)
+    def __init__(self, size: int, wait: Callable[[], F32]) -> None:
+        self._guesses = _Guesses(wait)
         super().__init__(size, self._guesses, listed=0)
 
     def guesses(self) -> list[tuple[int, float]]:
@@ -236,13 +236,13 @@ class GuessedRow(ListedRow):
 class _Guesses:
     """As RowSource."""
 
-    def __init__(self, found: Callable[[], F32]) -> None:
-        self._found = found
+    def __init__(self, wait: Callable[[], F32]) -> None:
+        self._wait = wait
         self._numbers: F32 | None = None
 
     def numbers(self) -> F32:
         if self._numbers is None:
-            self._numbers = self._found()
+            self._numbers = self._wait()
         return self._numbers
 
     def best(self, index: int, count: int) -> Best:

@@ -49,9 +49,9 @@ class DeviceHiddenRows:
         start = stop - count
         if not self.first <= start <= self.stop:
             self.first = start  # between what is kept and these, some are missing
-        kept = min(count, KEPT)
-        source = address + (count - kept) * self._row_bytes
-        for place, rows in _pieces(stop - kept, stop):
+        row_count = min(count, KEPT)
+        source = address + (count - row_count) * self._row_bytes
+        for place, rows in _pieces(stop - row_count, stop):
             self._memory.copy(self._address(place), source, width=rows * self._row_bytes)
             source += rows * self._row_bytes
         self.first, self.stop = max(self.first, stop - KEPT), stop

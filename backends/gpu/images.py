@@ -80,9 +80,9 @@ def open_images(
         return None, Unsupported("its folder was written by a version without images there", f"run {commands}")
 
     def started(path: str) -> ort.InferenceSession:
-        found = start(path)
-        check_assignments(found, _HEAVY, device, "use another device for images")
-        return found
+        session = start(path)
+        check_assignments(session, _HEAVY, device, "use another device for images")
+        return session
 
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", "-1")  # of no captured graph
@@ -111,9 +111,9 @@ class ImageDecoder:
             assert graph is not None  # or the engine takes no images
             path = self._package.folder / graph.file
             with load_errors(path):
-                found = self._start(os.fspath(path))
-            check_assignments(found, HEAVY, self._device, "use another device for images")
-            self._session = found
+                session = self._start(os.fspath(path))
+            check_assignments(session, HEAVY, self._device, "use another device for images")
+            self._session = session
         return self._session
 
     def close(self) -> None:
@@ -168,11 +168,11 @@ def is_image(token: int) -> bool:
 
 def bind_images(engine: RunsOnDevice, binding: ort.IOBinding, rows: Sequence[WithImages | None]) -> DeviceBlock | None:
     """Binds the images of the sequences of a run; the memory they take, to be kept until it has run."""
-    seen = [(row, one) for row, one in enumerate(rows) if one is not None]
-    if not seen:
+    image_rows = [(row, one) for row, one in enumerate(rows) if one is not None]
+    if not image_rows:
         return None
-    places = [(row, place) for row, one in seen for place in one.places]
-    features, positions = image_arrays(np.concatenate([one.features for _, one in seen]), places, engine.dtype)
+    places = [(row, place) for row, one in image_rows for place in one.places]
+    features, positions = image_arrays(np.concatenate([one.features for _, one in image_rows]), places, engine.dtype)
     block = DeviceBlock(engine.memory, positions.nbytes + features.nbytes)
     address = block.address
     for name, array in ((POSITIONS, positions), (FEATURES, features)):  # the features on a multiple of 16 bytes

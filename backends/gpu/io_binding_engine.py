@@ -209,8 +209,8 @@ class ResidentEngine(OnDevice):
                     if session.reads_alone(tokens):
                         logits[session] = session.feed(tokens)
                 others = [session for session in sessions if session not in logits]
-                for pool, found in _by_pool(others).items():
-                    own = sorted((others[row] for row in found), key=pool.table.slot)
+                for pool, indices in _by_pool(others).items():
+                    own = sorted((others[row] for row in indices), key=pool.table.slot)
                     for start, stop in runs([pool.table.slot(session) for session in own]):
                         self._read_beside(pool, own[start:stop], sessions)
                 if others:
@@ -223,32 +223,32 @@ class ResidentEngine(OnDevice):
                 raise
 
     def _read_beside(
-        self, pool: KvPool, sessions: Sequence[ResidentSession], given: Mapping[ResidentSession, Sequence[int]]
+        self, pool: KvPool, sessions: Sequence[ResidentSession], prompts: Mapping[ResidentSession, Sequence[int]]
     ) -> None:
         """Reads all but the last token of prompts whose slots lie side by side."""
-        longest = max(len(given[session]) for session in sessions) - 1
+        longest = max(len(prompts[session]) for session in sessions) - 1
         most = max(1, CHUNK // longest)  # rows whose padded tokens are as many as one prompt's
         for at in range(0, len(sessions), most):
             part = sessions[at : at + most]
-            width = max(len(given[session]) for session in part) - 1
+            width = max(len(prompts[session]) for session in part) - 1
             ids, mask = np.zeros((2, len(part), width), np.int64)
-            found = [session.take_images(given[session][:-1]) for session in part]
+            with_images = [session.take_images(prompts[session][:-1]) for session in part]
             for row, session in enumerate(part):
-                seen = found[row]
-                ids[row, : len(given[session]) - 1] = given[session][:-1] if seen is None else seen.tokens
-                mask[row, 0] = len(given[session]) - 1  # the graph uses the sum of a row
+                inputs = with_images[row]
+                ids[row, : len(prompts[session]) - 1] = prompts[session][:-1] if inputs is None else inputs.tokens
+                mask[row, 0] = len(prompts[session]) - 1  # the graph uses the sum of a row
             block = DeviceBlock(self.memory, ids.nbytes + mask.nbytes)
             self.memory.write(block.address, ids)
             self.memory.write(block.address + ids.nbytes, mask)
             binding = pool.beside(pool.table.slot(part[0]), len(part))
-            images = bind_images(self, binding, found)
+            images = bind_images(self, binding, with_images)
             pool.rotary.bind_prompt(binding, 0, width, None, sequences=len(part))
             binding.bind_input("input_ids", *self.where, np.int64, ids.shape, block.address)
             binding.bind_input("attention_mask", *self.where, np.int64, mask.shape, block.address + ids.nbytes)
             self.session.run_with_iobinding(binding, self.replaying(None))
             del images  # the memory was to stay until here
             for session in part:
-                session.note_read(len(given[session]) - 1)
+                session.note_read(len(prompts[session]) - 1)
 
     def warm_up(self) -> None:
         """Prompts of several lengths, a step of one sequence, and what reduces their logits."""
@@ -327,7 +327,7 @@ def _steps_alone(row: BatchRow) -> bool:
 
 def _by_pool(sessions: Sequence[ResidentSession]) -> dict[KvPool, list[int]]:
     """Which of these lie in each pool."""
-    found: dict[KvPool, list[int]] = {}
+    by_pool: dict[KvPool, list[int]] = {}
     for row, session in enumerate(sessions):
-        found.setdefault(session.pool, []).append(row)
-    return found
+        by_pool.setdefault(session.pool, []).append(row)
+    return by_pool

@@ -336,17 +336,17 @@ class ResidentSession:
 
     def _bound(self, tokens: Sequence[int], logits_from: ort.OrtValue) -> _Prompt:
         """What appends these tokens; its logits are to be bound yet."""
-        engine, end, found = self._engine, self.position + len(tokens), self.take_images(tokens)
+        engine, end, images = self._engine, self.position + len(tokens), self.take_images(tokens)
         session = engine.session
         self.put_images(self.position, tokens)
-        if found is None:
+        if images is None:
             binding = self.pool.several(self)
         else:
             if engine.images is not None and engine.images.bidirectional:
                 session = engine.image_decoder.session()
-            binding, tokens = self.pool.with_images(self, session), found.tokens.tolist()
-        seen = None if found is None else bind_images(engine, binding, [found])
-        self._inputs = seen, self.pool.rotary.bind_prompt(binding, self.position, end, self._places)
+            binding, tokens = self.pool.with_images(self, session), images.tokens.tolist()
+        image_block = None if images is None else bind_images(engine, binding, [images])
+        self._inputs = image_block, self.pool.rotary.bind_prompt(binding, self.position, end, self._places)
         engine.memory.write(engine.tokens.address, np.array(tokens, np.int64))
         engine.memory.write(engine.mask.address, np.array([end], np.int64))
         binding.bind_input("input_ids", *engine.where, np.int64, (1, len(tokens)), engine.tokens.address)

@@ -100,12 +100,12 @@ class KvPool:
 
     def release(self, owner: Holder) -> None:
         self.table.release(owner)
-        kept = self._mapped
-        while kept > _SPARE and len(self.table) * 4 <= kept:
-            kept //= 2
-        if kept < self._mapped:
-            self._several = {place: binding for place, binding in self._several.items() if place[0] < kept}
-            self._resize(kept)
+        slots = self._mapped
+        while slots > _SPARE and len(self.table) * 4 <= slots:
+            slots //= 2
+        if slots < self._mapped:
+            self._several = {place: binding for place, binding in self._several.items() if place[0] < slots}
+            self._resize(slots)
 
     def address(self, name: str, slot: int, token: int = 0) -> int:
         """Where the key or value of a token of the first head lies."""
@@ -193,7 +193,7 @@ class KvPool:
         owners = self.table.owners(width)
         counts = np.array([1 if owner is None else owner.position + 1 for owner in owners], np.int64)
         step = self.steps.get(0, rows=width, tokens=1, end=int(counts.max()), side=side, outputs=self._outputs)
-        self._memory.write(step.given.address, counts[:, None], to_pitch=step.mask_pitch)
+        self._memory.write(step.inputs.address, counts[:, None], to_pitch=step.mask_pitch)
         if self.rotary.has_positions:
             positions = [0 if owner is None else owner.rope_position for owner in owners]
             self._memory.write(step.positions, np.array(positions, np.int64))
@@ -201,10 +201,10 @@ class KvPool:
 
     def give(self, step: Step, rows: Sequence[Holder], tokens: Sequence[int]) -> None:
         """The tokens of a step that was prepared for these rows."""
-        given = np.zeros(step.shape.rows, np.int64)
+        token_ids = np.zeros(step.shape.rows, np.int64)
         for owner, token in zip(rows, tokens, strict=True):
-            given[self.table.slot(owner)] = token
-        self._memory.write(step.tokens, given)
+            token_ids[self.table.slot(owner)] = token
+        self._memory.write(step.tokens, token_ids)
 
     def give_later(self, step: Step, rows: Sequence[Holder], source: int) -> None:
         """The tokens of a step that was prepared for these rows: what will lie on the device there, int64 by row."""
@@ -220,10 +220,10 @@ class KvPool:
         """
         slot, end = self.table.slot(owner), owner.position + width
         step = self.steps.get(slot, rows=1, tokens=width, end=end, side=owner.side, outputs=outputs)
-        given = np.zeros(width, np.int64)
-        given[: len(tokens)] = tokens
-        self._memory.write(step.given.address, np.array([end], np.int64))
-        self._memory.write(step.tokens, given)
+        token_ids = np.zeros(width, np.int64)
+        token_ids[: len(tokens)] = tokens
+        self._memory.write(step.inputs.address, np.array([end], np.int64))
+        self._memory.write(step.tokens, token_ids)
         if self.rotary.has_positions:
             self._memory.write(step.positions, np.arange(owner.rope_position, owner.rope_position + width))
         return step

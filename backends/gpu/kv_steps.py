@@ -49,7 +49,7 @@ class Step:
     """Some tokens for each of some rows, of which the inputs are to be given yet."""
 
     shape: Shape
-    given: DeviceBlock  # masks [rows, length], then tokens and positions [rows, tokens]
+    inputs: DeviceBlock  # masks [rows, length], then tokens and positions [rows, tokens]
     binding: ort.IOBinding
     options: ort.RunOptions
     options_async: ort.RunOptions  # the same, without waiting for the device
@@ -64,7 +64,7 @@ class Step:
     @property
     def tokens(self) -> int:
         """Where the tokens are."""
-        return self.given.address + self.shape.rows * self.mask_pitch
+        return self.inputs.address + self.shape.rows * self.mask_pitch
 
     @property
     def positions(self) -> int:
@@ -104,7 +104,7 @@ class Steps:
         """One after which no row holds more than `end` tokens."""
         shape = Shape(slot, rows, tokens, self.length(end), side)
         if shape not in self._steps:
-            self._steps[shape] = self._made(shape, outputs)
+            self._steps[shape] = self._make_step(shape, outputs)
         return self._steps[shape]
 
     def length(self, end: int) -> int:
@@ -120,16 +120,16 @@ class Steps:
             self._engine.session.release_captured_graph(step.graph_id)
         self._steps.clear()
 
-    def _made(self, shape: Shape, outputs: Outputs) -> Step:
+    def _make_step(self, shape: Shape, outputs: Outputs) -> Step:
         engine = self._engine
         slot, rows, tokens, length, side = shape
         size = rows * (length + 2 * tokens) * _ITEM
-        given, binding = DeviceBlock(engine.memory, size), self._bind(slot, rows, side)
-        engine.memory.zero(given.address, size)
+        inputs, binding = DeviceBlock(engine.memory, size), self._bind(slot, rows, side)
+        engine.memory.zero(inputs.address, size)
         graph_id = next(engine.graph_ids)
         options, asynchronous = engine.replaying(graph_id), not_waiting(engine.replaying(graph_id))
-        step = Step(shape, given, binding, options, asynchronous, graph_id)
-        binding.bind_input("attention_mask", *engine.where, np.int64, (rows, length), given.address)
+        step = Step(shape, inputs, binding, options, asynchronous, graph_id)
+        binding.bind_input("attention_mask", *engine.where, np.int64, (rows, length), inputs.address)
         binding.bind_input("input_ids", *engine.where, np.int64, (rows, tokens), step.tokens)
         first = self._last if tokens == 1 else self._all
         binding.bind_ortvalue_input("logits_from", first)

@@ -46,7 +46,7 @@ class RecurrentSlot(ResidentSession):
     @property
     def can_step(self) -> bool:
         """Not where that writes over states of before."""
-        return super().can_step and not any(kept() for kept in self._in_place)
+        return super().can_step and not any(reference() for reference in self._in_place)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         if self._engine.several.is_used and self._engine.several.width(self, tokens):  # behind drafts that were wrong
@@ -55,9 +55,9 @@ class RecurrentSlot(ResidentSession):
 
     def states(self) -> SlotStates:
         """Those of now. They are copied once a run writes over them."""
-        kept = SlotStates(self.side)
-        self._in_place.append(ref(kept))
-        return kept
+        states = SlotStates(self.side)
+        self._in_place.append(ref(states))
+        return states
 
     def set_states(self, states: SlotStates) -> None:
         if states.block is None:
@@ -80,13 +80,13 @@ class RecurrentSlot(ResidentSession):
 
     def _save_those_on(self, *sides: int) -> None:
         """Copies the states of before that lie on these sides yet."""
-        kept = [states for each in self._in_place if (states := each()) is not None]
-        for states in kept:
+        slot_states = [states for each in self._in_place if (states := each()) is not None]
+        for states in slot_states:
             if states.side in sides:
                 with self._lock, device_errors(self._device):
                     states.block = DeviceBlock(self._memory, self._bytes)
                     self.pool.states.save(states.block.address, self.pool.table.slot(self), states.side)
-        self._in_place = [ref(states) for states in kept if states.block is None]
+        self._in_place = [ref(states) for states in slot_states if states.block is None]
 
 
 Stateful: TypeAlias = StatefulSession[SlotStates]
@@ -142,10 +142,10 @@ class RecurrentEngine:
             assert slot is not None
             session.begin_step()
             plain.append(BatchRow(slot, tokens))
-        found = self.slots.run_batch(plain) if plain else []
+        logits = self.slots.run_batch(plain) if plain else []
         for session, (token,) in rows:
             session.end_step(token)
-        return found
+        return logits
 
 
 def _stateful(session: Session) -> Stateful:

@@ -116,7 +116,7 @@ class DeviceSession(Generic[B]):
 
     def _exported(self, start: int, stop: int) -> KeyValues:
         """The KV of a span through the host."""
-        kv, read, attentions = self._held().kv, self._engine.read, self._decoder.kv_attentions
+        kv, read, attentions = self._require_buffers().kv, self._engine.read, self._decoder.kv_attentions
         if start == stop:
             none = [np.empty((each.kv_heads, 0, each.head_dim), self._engine.dtype) for each in attentions]
             return list(zip(none, none, strict=True))
@@ -127,7 +127,7 @@ class DeviceSession(Generic[B]):
         ]
 
     def import_state(self, state: KeyValues) -> None:
-        self._held()
+        self._require_buffers()
         attentions = self._decoder.kv_attentions
         end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
         check_room(self.position, end - self.position, limit=self._context, remedy=self._engine.remedy)
@@ -151,14 +151,14 @@ class DeviceSession(Generic[B]):
     def _settle(self) -> None:
         """Waits for what still runs on the device."""
 
-    def _held(self) -> B:
+    def _require_buffers(self) -> B:
         if self._buffers is None:
             raise ValueError("this session was closed")
         return self._buffers
 
     def _prepare(self, tokens: Sequence[int]) -> B:
         """Checks the tokens and makes room for them."""
-        self._held()
+        self._require_buffers()
         vocabulary = self._decoder.vocabulary
         check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=self._engine.remedy,
                      images=self._images)  # fmt: skip
@@ -181,7 +181,7 @@ class DeviceSession(Generic[B]):
 
     def _reserve(self, tokens: int) -> B:
         """Buffers with room for that many tokens, with what was held."""
-        old = self._held()
+        old = self._require_buffers()
         if tokens <= old.capacity:
             return old
         self._settle()
@@ -194,7 +194,7 @@ class DeviceSession(Generic[B]):
     def _copy_kv(self, old: B, new: B) -> None:
         """Copies what is held into larger buffers, through the host."""
         for name, value in old.kv.items():
-            held = self._engine.read(value)
-            grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
-            grown[:, :, : self.position] = held[:, :, : self.position]
+            array = self._engine.read(value)
+            grown = np.zeros((*array.shape[:2], new.capacity, array.shape[3]), array.dtype)
+            grown[:, :, : self.position] = array[:, :, : self.position]
             self._engine.write(new.kv[name], grown)

@@ -86,7 +86,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
         self._gpu = gpu
         self._images = gpu.images
         self._places = open_places(self._decoder, gpu.images)
-        self._given: dict[str, ort.OrtValue] = {}
+        self._bound_inputs: dict[str, ort.OrtValue] = {}
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         buffers = self._prepare(tokens)
@@ -100,8 +100,8 @@ class UnbatchedSession(DeviceSession[Buffers]):
         rows: list[np.ndarray] = []
         with self._whole():
             for piece in self._pieces(tokens):
-                found = self._run_piece(buffers, piece, self._running, is_all=True)
-                rows.append(found[0].astype(np.float32, copy=False))
+                logits = self._run_piece(buffers, piece, self._running, is_all=True)
+                rows.append(logits[0].astype(np.float32, copy=False))
         return np.concatenate(rows)
 
     def export_state(self, start: int, stop: int) -> KeyValues:
@@ -112,7 +112,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
         for span in spans:
             check_span(*span, self.position)
         start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
-        gpu, copier, buffers = self._gpu, self._gpu.copier, self._held()
+        gpu, copier, buffers = self._gpu, self._gpu.copier, self._require_buffers()
         if copier is None or start == stop:
             return [self._exported(*span) for span in spans]
         with gpu.lock, device_errors(gpu.device):
@@ -122,7 +122,7 @@ class UnbatchedSession(DeviceSession[Buffers]):
 
     def import_state(self, state: KeyValues) -> None:
         gpu, copier, start = self._gpu, self._gpu.copier, self.position
-        self._held()
+        self._require_buffers()
         count = check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
         if copier is None or not count:
             return super().import_state(on_host(state))
@@ -148,11 +148,11 @@ class UnbatchedSession(DeviceSession[Buffers]):
 
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
         """What attention takes at once, one after the other; an image whose tokens attend to one another is one."""
-        found: list[Sequence[int]] = []
+        pieces: list[Sequence[int]] = []
         for part in pieces_of(tokens, self._images):
             size = len(part) if self._is_whole_image(part) else self._gpu.chunk
-            found += [part[at : at + size] for at in range(0, len(part), size)]
-        return found
+            pieces += [part[at : at + size] for at in range(0, len(part), size)]
+        return pieces
 
     def _is_whole_image(self, tokens: Sequence[int]) -> bool:
         """Whether these are what another graph reads."""
@@ -197,8 +197,8 @@ class UnbatchedSession(DeviceSession[Buffers]):
         """A binding that appends these tokens; its logits are to be bound yet. session: of another graph."""
         end = self.position + len(tokens)
         # on the host, which makes lengths of it
-        given = {"attention_mask": np.ones((1, end), np.int64), "logits_from": np.array([logits_from], np.int64)}
-        return self._bind_inputs(buffers, tokens, given, session)
+        inputs = {"attention_mask": np.ones((1, end), np.int64), "logits_from": np.array([logits_from], np.int64)}
+        return self._bind_inputs(buffers, tokens, inputs, session)
 
     def rewind(self, position: int) -> None:
         super().rewind(position)
@@ -218,22 +218,22 @@ class UnbatchedSession(DeviceSession[Buffers]):
         self,
         buffers: Buffers,
         tokens: Sequence[int],
-        given: dict[str, NDArray[np.generic]],
+        inputs: dict[str, NDArray[np.generic]],
         session: ort.InferenceSession | None = None,
     ) -> ort.IOBinding:
         """A binding with these tokens, their images and what else is given."""
-        found = None if self._images is None else self._images.take(tokens, lambda: self._stopping)
+        images = None if self._images is None else self._images.take(tokens, lambda: self._stopping)
         binding, ids = buffers.binding, tokens
         self.put_images(self.position, tokens)
         self._fit_tables(buffers)
-        if found is not None:
-            binding, ids = bound_to(buffers.kv, session or self._gpu.session), found.tokens
+        if images is not None:
+            binding, ids = bound_to(buffers.kv, session or self._gpu.session), images.tokens
             buffers.bind_tables(binding)
-            arrays = image_arrays(found.features, [(0, place) for place in found.places], self._gpu.dtype)
-            given |= dict(zip((FEATURES, POSITIONS), arrays, strict=True))
-        given["input_ids"] = np.array([ids], np.int64)
+            arrays = image_arrays(images.features, [(0, place) for place in images.places], self._gpu.dtype)
+            inputs |= dict(zip((FEATURES, POSITIONS), arrays, strict=True))
+        inputs["input_ids"] = np.array([ids], np.int64)
         # kept, as not every version's binding keeps what it was given
-        self._given = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
-        for name, value in self._given.items():
+        self._bound_inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+        for name, value in self._bound_inputs.items():
             binding.bind_ortvalue_input(name, value)
         return binding

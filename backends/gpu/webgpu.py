@@ -81,13 +81,13 @@ def devices() -> list[Device]:
     if not plugins.is_installed(plugins.WEBGPU):
         return [_missing(f"the package {plugins.WEBGPU.package} is not installed", plugins.WEBGPU.install)]
     try:
-        found = plugins.devices(plugins.WEBGPU)
+        provider_devices = plugins.devices(plugins.WEBGPU)
     except DeviceError as error:
         return [_missing(str(error), plugins.WEBGPU.install)]
-    if not found:
+    if not provider_devices:
         return [_missing(*_NO_GPU)]
     adapters = vulkan.adapters() if sys.platform == "linux" else []
-    return [_listed(index, device, adapters) for index, device in enumerate(found)]
+    return [_listed(index, device, adapters) for index, device in enumerate(provider_devices)]
 
 
 class WebGpuEngine:
@@ -249,11 +249,11 @@ class WebGpuEngine:
         try:
             expected = _values(session.feed(tokens))
             session.rewind(start)
-            found = session.feed(tokens[: len(tokens) - start])  # others, so that steps need what they write themselves
+            row = session.feed(tokens[: len(tokens) - start])  # others, so that steps need what they write themselves
             session.rewind(start)
             for token in tokens[start:]:
-                found = session.feed([token])
-            difference, spread = np.abs(_values(found) - expected).max(), expected.std()
+                row = session.feed([token])
+            difference, spread = np.abs(_values(row) - expected).max(), expected.std()
         finally:
             session.close()
         if not difference <= _TOLERANCE * spread:
@@ -360,14 +360,14 @@ def _attends_to_many() -> bool:
     return right
 
 
-def _listed(index: int, found: plugins.ProviderDevice, adapters: list[vulkan.Adapter] | None) -> Device:
+def _listed(index: int, device: plugins.ProviderDevice, adapters: list[vulkan.Adapter] | None) -> Device:
     """A device of the provider. adapters: what the system's drivers drive, on Linux; None without a Vulkan loader."""
     name = f"webgpu:{index}" if index else "webgpu"
-    backend = f"onnxruntime {ort.__version__}, WebGPU plug-in {found.version}"
-    is_software, description, memory = found.kind == "CPU", found.description, found.memory
+    backend = f"onnxruntime {ort.__version__}, WebGPU plug-in {device.version}"
+    is_software, description, memory = device.kind == "CPU", device.description, device.memory
     lack, remedy = "", ""
     if index:
-        lack = f"the plug-in ({found.version}) cannot be told which GPU to take; 'webgpu' is the one that it takes"
+        lack = f"the plug-in ({device.version}) cannot be told which GPU to take; 'webgpu' is the one that it takes"
     elif sys.platform == "linux" and is_software and not adapters:
         lack, remedy = _NO_GPU
     elif sys.platform == "linux" and adapters is None:

@@ -34,9 +34,9 @@ def attends_to_many(attach: Callable[[ort.SessionOptions], None]) -> bool:
     session = ort.InferenceSession(_graph(), options, enable_fallback=0)
     none = np.zeros((1, 1, 0, _SIZE), np.float32)
     lengths = {"seqlens_k": np.array([_TOKENS - 1], np.int32), "total": np.array(_TOKENS, np.int32)}
-    given = {"q": q, "k": k, "v": v, "past_key": none, "past_value": none, **lengths}
-    found = np.asarray(session.run(["context"], given)[0])
-    return bool(np.abs(found[0] - _attention(q[0], k[0], v[0])).max() < _TOLERANCE)
+    inputs = {"q": q, "k": k, "v": v, "past_key": none, "past_value": none, **lengths}
+    context = np.asarray(session.run(["context"], inputs)[0])
+    return bool(np.abs(context[0] - _attention(q[0], k[0], v[0])).max() < _TOLERANCE)
 
 
 def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -62,8 +62,8 @@ class _Sums(NamedTuple):
 
 def numbers_of(sampling: Sampling, uniforms: Sequence[float]) -> F32:
     """What the graph takes as `numbers`, for rows whose draws take these numbers, at most ROWS."""
-    found = np.zeros((1, NUMBERS), np.float32)
-    found[0, :6] = (
+    numbers = np.zeros((1, NUMBERS), np.float32)
+    numbers[0, :6] = (
         1 / sampling.temperature,
         max(sampling.top_p, _FADE) if sampling.top_p < 1 else 2.0,  # rounding leaves none out
         sampling.min_p,
@@ -71,8 +71,8 @@ def numbers_of(sampling: Sampling, uniforms: Sequence[float]) -> F32:
         sampling.top_k > 0,
         sampling.truncates,
     )
-    found[0, 6 : 6 + len(uniforms)] = uniforms
-    return found
+    numbers[0, 6 : 6 + len(uniforms)] = uniforms
+    return numbers
 
 
 def guess_of(row: NDArray[Any]) -> int:
@@ -88,9 +88,9 @@ def draws_graph(vocabulary: int, dtype: np.dtype[Any]) -> bytes:
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     graph = _Graph()
     # of a copy, as the graph writes where it reads
-    given = graph.op("Abs", "numbers")
-    inverse, top_p, min_p, top_k, is_top_k, truncates, uniform = (graph.cut(given, at, at + 1) for at in range(7))
-    shifted = (graph.cut(given, 0, 6), graph.cut(given, 7, NUMBERS), uniform)
+    copy = graph.op("Abs", "numbers")
+    inverse, top_p, min_p, top_k, is_top_k, truncates, uniform = (graph.cut(copy, at, at + 1) for at in range(7))
+    shifted = (graph.cut(copy, 0, 6), graph.cut(copy, 7, NUMBERS), uniform)
     graph.op("Concat", *shifted, name="next_numbers", axis=1)
 
     squares = _squares(graph, vocabulary)
@@ -186,11 +186,11 @@ def _listed(graph: _Graph, weights: str, sums: _Sums, tokens: int) -> tuple[str,
     places = graph.op("Min", graph.op("Sub", places, np.float32(1)), np.float32(_LISTED))
     places = graph.op("Reshape", graph.op("Cast", places, to=graph.integers), np.array([-1, 1]))
     empty = np.zeros(_LISTED + 1, np.float32)
-    found = [
+    columns = [
         graph.cut(graph.op("ScatterND", empty, places, values), 0, _LISTED, axis=0)
         for values in (graph.op("Reshape", weights, np.array([-1])), np.arange(tokens, dtype=np.float32))
     ]
-    weight, ids = (graph.op("Reshape", values, np.array([_LISTED, 1])) for values in found)
+    weight, ids = (graph.op("Reshape", values, np.array([_LISTED, 1])) for values in columns)
     is_taken = graph.op("Less", np.arange(_LISTED, dtype=np.float32).reshape(-1, 1), sums.listed_count)
     return graph.op("Where", is_taken, weight, np.float32(0)), ids
 

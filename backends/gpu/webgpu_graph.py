@@ -53,14 +53,14 @@ def _take_lengths(graph: GraphProto) -> None:
     from onnx import TensorProto, helper
 
     readers = {name: [node for node in graph.node if name in node.input] for name in _named(graph.node)}
-    made = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
     if _has_window(attentions):
         raise ValueError("its attention has a window")
     lengths = {(node.input[5], node.input[6]) for node in attentions}
     if len(lengths) != 1 or not any(one.name == _MASK for one in graph.input):
         raise ValueError("its attention does not take lengths from one mask")
-    own = {node.output[0]: node for name in next(iter(lengths)) for node in _sources(name, made)}
+    own = {node.output[0]: node for name in next(iter(lengths)) for node in _sources(name, producers)}
     if any(reader.output[0] not in own for reader in readers[_MASK]):
         raise ValueError("its graph uses the attention mask for more than lengths")
     for node in attentions:
@@ -79,10 +79,10 @@ def _count_positions(graph: GraphProto) -> None:
     """Takes positions from the length in place of the mask, where a graph computes them."""
     from onnx import TensorProto, helper, numpy_helper
 
-    made = {name: node for node in graph.node for name in node.output}
-    if _POSITIONS not in made:
+    producers = {name: node for node in graph.node for name in node.output}
+    if _POSITIONS not in producers:
         return
-    _remove(graph, {node.output[0]: node for node in _sources(_POSITIONS, made)})
+    _remove(graph, {node.output[0]: node for node in _sources(_POSITIONS, producers)})
     ids, none, each, behind, places, one, axis = (
         f"{_POSITIONS}.{name}" for name in ("ids", "none", "each", "behind", "places", "one", "axis")
     )
@@ -111,12 +111,12 @@ def _has_window(attentions: Iterable[NodeProto]) -> bool:
     return any(each.name == "local_window_size" and each.i > 0 for node in attentions for each in node.attribute)
 
 
-def _sources(name: str, made: dict[str, NodeProto]) -> Iterator[NodeProto]:
+def _sources(name: str, producers: dict[str, NodeProto]) -> Iterator[NodeProto]:
     """The node that makes a value, and those that make what it is made of."""
-    if name in made:
-        yield made[name]
-        for source in made[name].input:
-            yield from _sources(source, made)
+    if name in producers:
+        yield producers[name]
+        for source in producers[name].input:
+            yield from _sources(source, producers)
 
 
 def _named(nodes: Iterable[NodeProto]) -> set[str]:
@@ -146,12 +146,12 @@ def _find_best(model: ModelProto, vocabulary: int) -> None:
     }  # fmt: skip
 
     def op(operator: str, *inputs: str, name: str, **attributes: int) -> str:
-        made = name if name.startswith("next_") else f"{_SCOPE}.{name}"
+        output = name if name.startswith("next_") else f"{_SCOPE}.{name}"
         places = [f"{_SCOPE}.{place}" if place in constants else place for place in inputs]
-        node = helper.make_node(operator, places, [made], name=f"{_SCOPE}.{name}")
+        node = helper.make_node(operator, places, [output], name=f"{_SCOPE}.{name}")
         node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
         graph.node.append(node)
-        return made
+        return output
 
     def cast(value: str, kind: int, name: str) -> str:
         return op("Cast", value, name=name, to=kind)

@@ -109,8 +109,8 @@ class Guesses:
 
     def numbers(self, count: int) -> NDArray[np.float32]:
         """What the graph takes for as many more steps behind those that run, and those whose rows are here."""
-        known = len(self._rows) + self.running
-        return numbers_of(self._draws.sampling, self._draws.upcoming(known + count)[known:])
+        offset = len(self._rows) + self.running
+        return numbers_of(self._draws.sampling, self._draws.upcoming(offset + count)[offset:])
 
     def put(self, ring: NDArray[np.floating]) -> None:
         """Takes the rows of the steps that run, the last ones of these [ROWS, 1, V + DIGITS]."""
@@ -141,7 +141,7 @@ def check_guesses(session: ForeseeingSession, tokens: Sequence[int]) -> None:
         rows.append(row.values(range(row.size)))
     session.foresee(None)
     session.rewind(len(tokens))
-    for token, found in zip(chosen, rows, strict=True):
+    for token, values in zip(chosen, rows, strict=True):
         row = session.feed([token])
-        if row.values(range(row.size)) != found:
+        if row.values(range(row.size)) != values:
             raise DeviceError("rows of logits change on the way")

@@ -65,9 +65,9 @@ class StateRing:
 
     def copies(self, place: int) -> States:
         """On the GPU, too."""
-        found = self._empty()
-        _copy(self._states[place], found)
-        return found
+        states = self._empty()
+        _copy(self._states[place], states)
+        return states
 
     def write(self, place: int, states: States) -> None:
         _copy(states, self._states[place])

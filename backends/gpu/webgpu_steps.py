@@ -50,7 +50,7 @@ class StepBuffers(Buffers):
         self._gpu = gpu
         self.token = gpu.place(np.zeros((1, 1), np.int64))
         self.length = gpu.place(np.zeros(1, np.int32))  # of the sequence with that token, less one
-        self.found = gpu.place(np.zeros((KEPT, NUMBERS), np.float32))
+        self.best_rows = gpu.place(np.zeros((KEPT, NUMBERS), np.float32))
         self._fixed = {
             # what attention is told as the length: docs/webgpu.md#capture
             "total_sequence_length": gpu.place(np.array([self.capacity], np.int32)),
@@ -67,10 +67,10 @@ class StepBuffers(Buffers):
         """Binds what a run of one row takes from the run before, and leaves to the next. place: of its states."""
         self.states.bind(binding, place)
         binding.bind_ortvalue_input("seqlens_k", self.length)
-        binding.bind_ortvalue_input("found", self.found)
+        binding.bind_ortvalue_input("found", self.best_rows)
         binding.bind_ortvalue_output("next_ids", self.token)
         binding.bind_ortvalue_output("next_seqlens_k", self.length)
-        binding.bind_ortvalue_output("next_found", self.found)
+        binding.bind_ortvalue_output("next_found", self.best_rows)
 
     def guess(self) -> GuessBuffers:
         """What guesses the token behind a step; made when it is first asked for."""
@@ -156,11 +156,11 @@ class CapturedSession(UnbatchedSession):
         self._greedy = 0
         if self._frontier != self._row_at:  # steps ahead have taken its place
             self._run_again()
-        values = self._gpu.read(self._held().logits)[0, 0]
+        values = self._gpu.read(self._require_buffers().logits)[0, 0]
         return NumpyLogits(values.astype(np.float32, copy=False))
 
     def _step(self, token: int) -> Logits:
-        before = self._held()
+        before = self._require_buffers()
         has_grown = self._prepare([token]) is not before
         is_best = self.position == self._row_at and bool(self._best) and self._best[0].tokens[0] == token
         self._greedy = self._greedy + 1 if is_best else 0
@@ -215,13 +215,13 @@ class CapturedSession(UnbatchedSession):
         self._note_step(token)
         return guesses.next_row()
 
-    def _run_guessed(self, guesses: Guesses, given: tuple[int, int] | None) -> None:
+    def _run_guessed(self, guesses: Guesses, first: tuple[int, int] | None) -> None:
         """Runs steps ahead, each with the guess behind the one before."""
         steps = self._steps()
         guess, half = steps.guess(), (steps.states.most_ahead + 1) // 2
         count = self._count_ahead(min(ROWS, half))
         self._gpu.write(guess.numbers, guesses.numbers(count))
-        self._run_steps(count, given, behind=self._frontier - self.position, guess=guess)
+        self._run_steps(count, first, behind=self._frontier - self.position, guess=guess)
         self._frontier, guesses.running = self._frontier + count, count
 
     def _row(self) -> Logits:
@@ -231,9 +231,9 @@ class CapturedSession(UnbatchedSession):
         """Reads what is on the GPU only; and where it is certain, starts the steps that are wanted behind."""
         if not self._unread:
             self._run_again()
-        found = self._gpu.read(self._steps().found)[KEPT - self._unread :]
+        rows = self._gpu.read(self._steps().best_rows)[KEPT - self._unread :]
         self._step_s = (time.monotonic() - self._started) / self._unread
-        self._best += map(_best, found.tolist())
+        self._best += map(_best, rows.tolist())
         self._unread = 0
         ahead, most = self._frontier - self._row_at, self._steps().states.most_ahead
         room = min(self.capacity - self._frontier, most - ahead, (most + 1) // 2)  # half: the others are being read
@@ -253,11 +253,11 @@ class CapturedSession(UnbatchedSession):
         self._frontier, self._unread = self._row_at, 1
 
     def _run_steps(
-        self, count: int, given: tuple[int, int] | None, *, behind: int = 0, guess: GuessBuffers | None = None
+        self, count: int, first: tuple[int, int] | None, *, behind: int = 0, guess: GuessBuffers | None = None
     ) -> None:
         """Runs steps one after the other, each with the best token of the one before, or with the guessed one.
 
-        given: the first one's token and position; None: they are in the buffers. behind: runs from the states of what
+        first: the first one's token and position; None: they are in the buffers. behind: runs from the states of what
         is held to those that the first one reads. Raises Interrupted or DeviceError.
         """
         buffers, gpu = self._steps(), self._gpu
@@ -266,9 +266,9 @@ class CapturedSession(UnbatchedSession):
         with gpu.lock, feed_errors(self.position, lambda: self._stopping):
             try:
                 self._fit_tables(buffers)
-                if given is not None:
-                    gpu.write(buffers.token, np.array([given[:1]], np.int64))
-                    gpu.write(buffers.length, np.array(given[1:], np.int32))
+                if first is not None:
+                    gpu.write(buffers.token, np.array([first[:1]], np.int64))
+                    gpu.write(buffers.length, np.array(first[1:], np.int32))
                 for step in steps:
                     self._running = step.options
                     self._running.terminate = self._stopping
@@ -294,11 +294,11 @@ class CapturedSession(UnbatchedSession):
         session: ort.InferenceSession | None = None,
     ) -> ort.IOBinding:
         steps, end = self._steps(), self.position + len(tokens)
-        given: dict[str, NDArray[np.generic]] = {
+        inputs: dict[str, NDArray[np.generic]] = {
             "total_sequence_length": np.array([end], np.int32),
             "logits_from": np.array([logits_from], np.int64),
         }
-        binding = self._bind_inputs(buffers, tokens, given, session)
+        binding = self._bind_inputs(buffers, tokens, inputs, session)
         self._gpu.write(steps.length, np.array([end - 1], np.int32))
         steps.bind_state(binding, self._place)
         if logits_from >= 0:  # several rows, whose best tokens are of no use
@@ -307,7 +307,7 @@ class CapturedSession(UnbatchedSession):
         return binding
 
     def _steps(self) -> StepBuffers:
-        return cast("StepBuffers", self._held())  # the engine has no others
+        return cast("StepBuffers", self._require_buffers())  # the engine has no others
 
     def _forget(self) -> None:
         """Forgets the latest row and what runs ahead of it."""
@@ -318,7 +318,7 @@ class CapturedSession(UnbatchedSession):
             self._guesses.forget()
 
     def _check(self, fed: int) -> None:
-        self._held()
+        self._require_buffers()
         if fed != self._fed:
             raise ValueError("these logits are gone: their session was fed again, or closed.")
 

@@ -90,8 +90,8 @@ def _plain(node: NodeProto) -> Iterator[NodeProto]:
     out = node.output[0]
 
     def op(operator: str, inputs: list[str], name: str, **attributes: int | list[int]) -> NodeProto:
-        made = out if name == "joined" else f"{out}.{name}"
-        new = helper.make_node(operator, inputs, [made], name=f"{out}.{name}")
+        output = out if name == "joined" else f"{out}.{name}"
+        new = helper.make_node(operator, inputs, [output], name=f"{out}.{name}")
         new.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
         return new
 

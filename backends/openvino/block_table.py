@@ -57,8 +57,8 @@ class Blocks:
     def take(self, count: int) -> list[int]:
         if count > len(self._free):
             self._resize(max(self._count + count - len(self._free), int(self._count * _GROWTH), _LEAST))
-        taken, self._free = self._free[:count], self._free[count:]
-        return taken
+        blocks, self._free = self._free[:count], self._free[count:]
+        return blocks
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Frees blocks; with the last of them the memory, unless it is little."""
@@ -77,16 +77,16 @@ class Blocks:
         """A copy as it is stored, [heads, T, width]."""
         layout, buffer = self.layouts[name], self._buffers[name]
         stored = np.empty((layout.heads, stop - start, layout.width), layout.dtype)
-        for block, within, held in _pieces(blocks, start, stop):
-            stored[:, within] = buffer[block, :, held]
+        for block, within, in_block in _pieces(blocks, start, stop):
+            stored[:, within] = buffer[block, :, in_block]
         return stored
 
     def write(self, name: str, blocks: Sequence[int], start: int, values: NDArray[Cached]) -> None:
         """Stores tokens from a place on. values: [heads, T, D], or as `read_stored` gives them."""
         layout, buffer = self.layouts[name], self._buffers[name]
         stored = values if layout.holds(values) else _stored(values.astype(np.float32, copy=False), layout.kind)
-        for block, within, held in _pieces(blocks, start, start + values.shape[1]):
-            buffer[block, :, held] = stored[:, within]
+        for block, within, in_block in _pieces(blocks, start, start + values.shape[1]):
+            buffer[block, :, in_block] = stored[:, within]
 
     def _resize(self, count: int) -> None:
         """Larger buffers, one by one, so that only one is there twice."""

@@ -115,7 +115,7 @@ class OvEngine:
             package, graph, target, chosen, cut_logits=True, adapts=adapts, takes_images=self.images is not None,
             hidden=hidden,
         )  # fmt: skip
-        self._takes = {name for given in self._compiled.inputs for name in given.names}
+        self._takes = {name for port in self._compiled.inputs for name in port.names}
         if package.external is not None and difference(self, package.external_graph) > _MOST_DIFFERENCE:
             raise DeviceError(f"'{package.folder / graph.file}' {CANNOT_BE_FED}")
 
@@ -127,10 +127,10 @@ class OvEngine:
 
     def request(self) -> ov.InferRequest:
         """A new one, of the bare model."""
-        made = self.compiled.create_infer_request()
+        request = self.compiled.create_infer_request()
         if self.adapts:
-            set_adapter(made, self.package.decoder, None)
-        return made
+            set_adapter(request, self.package.decoder, None)
+        return request
 
     def open(self, capacity: int = 0) -> OvSession:
         session = OvSession(self)
@@ -154,9 +154,9 @@ class OvEngine:
         if self.images is None:
             own = _inputs(tokens, start, logits_from) | hidden
             return {name: value for name, value in own.items() if name in self._takes}
-        found, decoder = self.images.take(tokens, is_stopped), self.package.decoder
-        ids = tokens if found is None else found.tokens.tolist()
-        more = image_inputs(decoder, found, [(places, start, start + len(tokens))])
+        images, decoder = self.images.take(tokens, is_stopped), self.package.decoder
+        ids = tokens if images is None else images.tokens.tolist()
+        more = image_inputs(decoder, images, [(places, start, start + len(tokens))])
         if self.images.bidirectional:
             more[LAST_SEEN] = np.array(last_seen(tokens, start), np.int64)
         return _inputs(ids, start, logits_from) | hidden | more
@@ -196,7 +196,7 @@ class OvSession:
         self._kv = kv_shapes(self._model, engine.graph.kv)
         self.hidden = HiddenRows(engine.package.decoder.hidden) if engine.gives_hidden else None
         self._adapter: Adapter | None = None
-        self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
+        self._length = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
         with as_device_error("cannot make a session"):
             self._request: ov.InferRequest | None = engine.request()
             self._states = self._by_layer(self._request)
@@ -245,7 +245,7 @@ class OvSession:
         self._request = None
         self._states = []
         self._recurrent = {}
-        self.position = self._held = 0
+        self.position = self._length = 0
 
     def states(self) -> dict[str, F32]:
         with as_device_error("cannot give the states away"):
@@ -263,7 +263,7 @@ class OvSession:
             return [(np.empty(key, np.float32), np.empty(value, np.float32)) for key, value in sizes]
         with as_device_error("cannot give the KV away"):
             return [
-                (_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states
+                (_read(key)[:, start:stop].copy(), _read(value)[:, start:stop].copy()) for key, value in self._states
             ]
 
     def import_state(self, state: KeyValues) -> None:
@@ -271,13 +271,13 @@ class OvSession:
             raise ValueError("this session was closed")
         count = check_state(state, self._kv)
         check_room(self.position, count, limit=self._context, remedy=self._engine.remedy)
-        kept = self.position
-        self._held = -1  # until all is written: a failure in between must not pass for a whole state
+        start = self.position
+        self._length = -1  # until all is written: a failure in between must not pass for a whole state
         with as_device_error("cannot take a KV"):
             for variables, pair in zip(self._states, state, strict=True):
                 for variable, new in zip(variables, pair, strict=True):
-                    _set(variable, np.concatenate([_held(variable)[:, :kept], new], axis=1) if kept else new)
-        self.position = self._held = kept + count
+                    _set(variable, np.concatenate([_read(variable)[:, :start], new], axis=1) if start else new)
+        self.position = self._length = start + count
         if self.hidden is not None:
             self.hidden.clear()
 
@@ -297,7 +297,7 @@ class OvSession:
 
     def _step(self, request: ov.InferRequest, tokens: Sequence[int], logits_from: int) -> None:
         size = (len(tokens), self.position + len(tokens))
-        self._held = -1
+        self._length = -1
         self._was_cancelled = False
         self._is_running = True
         try:
@@ -316,37 +316,37 @@ class OvSession:
         finally:
             self._is_running = False
         self._engine.last = size
-        self.position = self._held = size[1]
+        self.position = self._length = size[1]
         if self.hidden is not None:
             self.hidden.put(self.position, request.get_tensor(LAST_HIDDEN_STATE).data[0, -OF_PROMPT:])
 
     def _cut(self) -> None:
         """Makes the state hold `position` tokens; of a step that was stopped, some layers have taken theirs already."""
-        if self._request is None or self._held == self.position:
+        if self._request is None or self._length == self.position:
             return
         with as_device_error("cannot rewind"):
             if not self.position:
                 self._request.reset_state()
-                self._held = 0
+                self._length = 0
                 return
             for variable in (variable for variables in self._states for variable in variables):
-                held = _held(variable)
-                if held.shape[1] != self.position:
-                    _set(variable, held[:, : self.position])
-        self._held = self.position
+                state = _read(variable)
+                if state.shape[1] != self.position:
+                    _set(variable, state[:, : self.position])
+        self._length = self.position
 
     def _by_layer(self, request: ov.InferRequest) -> list[tuple[VariableState, VariableState]]:
         """(key, value) of every attention; the request gives them in an order of its own."""
-        found: dict[tuple[int, str], VariableState] = {}
+        variables: dict[tuple[int, str], VariableState] = {}
         for variable in request.query_state():
             if match := _VARIABLE.match(variable.name):
-                found[int(match[1]), match[2]] = variable
-        return [(found[index, "key"], found[index, "value"]) for index in range(len(self._kv))]
+                variables[int(match[1]), match[2]] = variable
+        return [(variables[index, "key"], variables[index, "value"]) for index in range(len(self._kv))]
 
     def _by_name(self, request: ov.InferRequest) -> dict[str, VariableState]:
         """The states of layers without attention, by their names in embedllm/package/recurrent_state.py."""
         names = {variable_name(name): name for name in state_shapes(self._model)}
-        return {names[found.name]: found for found in request.query_state() if found.name in names}
+        return {names[variable.name]: variable for variable in request.query_state() if variable.name in names}
 
 
 def _inputs(tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:
@@ -360,7 +360,7 @@ def _inputs(tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np
     }
 
 
-def _held(variable: VariableState) -> np.ndarray:
+def _read(variable: VariableState) -> np.ndarray:
     """A copy of what a variable holds, [kv heads, T, D]."""
     return variable.state.data[0]
 

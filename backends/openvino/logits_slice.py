@@ -48,13 +48,13 @@ def cut_positions(model: ov.Model, decoder: Decoder | ExternalGraph, *, hidden: 
     hidden: adds `hidden_from`, the first position whose hidden state is wanted, and the output of these; logits_from
     counts from there on. Raises RuntimeError for a model whose layers have other names.
     """
-    start, taken = _positions("logits_from")
+    start, take = _positions("logits_from")
     if isinstance(decoder, ExternalGraph):
-        _cut_before_head(model, start, taken)
+        _cut_before_head(model, start, take)
     elif hidden is not None:
-        _cut_and_give(model, decoder, hidden, _positions(HIDDEN_FROM), (start, taken))
+        _cut_and_give(model, decoder, hidden, _positions(HIDDEN_FROM), (start, take))
     else:
-        _cut(model, decoder, start, taken)
+        _cut(model, decoder, start, take)
 
 
 def cut_rows(model: ov.Model, decoder: Decoder, *, hidden: GivenHidden | None = None) -> None:
@@ -81,11 +81,11 @@ def _rows(name: str) -> Sliced:
     return rows, lambda value: op.gather(value, rows, op.constant(0, ov.Type.i64))
 
 
-def _cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
-    """Adds an input, and lets only what `taken` takes of a value through where the last layer is done with others.
+def _cut(model: ov.Model, decoder: Decoder, start: ov.op.Parameter, take: Callable[[ov.Output], ov.Node]) -> None:
+    """Adds an input, and lets only what `take` takes of a value through where the last layer is done with others.
 
     That is before its output projection; of a layer whose mlp reads what its attention reads, behind it.
-    wanted: the input that `taken` reads. Raises RuntimeError for a model whose layers have other names.
+    start: the input that `take` reads. Raises RuntimeError for a model whose layers have other names.
     """
     last = len(decoder.layers) - 1
     named = {node.get_friendly_name(): node for node in model.get_ops()}
@@ -100,26 +100,26 @@ def _cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Call
     if decoder.layers[last].per_layer_input is not None and decoder.layers[last].altup is None:
         places += _layer(named, OPENVINO_PER_LAYER_INPUT.format(last)).output(0).get_target_inputs()
     for place in places:
-        place.replace_source_output(taken(place.get_source_output()).output(0))
-    model.add_parameters([wanted])
+        place.replace_source_output(take(place.get_source_output()).output(0))
+    model.add_parameters([start])
     model.validate_nodes_and_infer_types()
 
 
-def _cut_and_give(model: ov.Model, decoder: Decoder, hidden: GivenHidden, wanted: Sliced, logits: Sliced) -> None:
+def _cut_and_give(model: ov.Model, decoder: Decoder, hidden: GivenHidden, positions: Sliced, logits: Sliced) -> None:
     """_cut() to the positions whose hidden states are wanted, which are an output; of those `logits` become logits.
 
     Raises RuntimeError for a model whose layers, or last norm, have other names.
     """
     streams = _streams(model, decoder, hidden.layers)
-    _cut(model, decoder, *wanted)
+    _cut(model, decoder, *positions)
     named = {node.get_friendly_name(): node for node in model.get_ops()}
     states = normed = _layer(named, decoder.norm.name).output(0)
     readers = normed.get_target_inputs()
-    kept = logits[1](normed).output(0)
+    head_input = logits[1](normed).output(0)
     for reader in readers:
-        reader.replace_source_output(kept)
+        reader.replace_source_output(head_input)
     if hidden.fc is not None:
-        parts = op.concat([wanted[1](stream) for stream in streams], -1)
+        parts = op.concat([positions[1](stream) for stream in streams], -1)
         matrix = op.convert(op.constant(hidden.fc.astype(np.float16)), normed.get_element_type())
         states = op.matmul(parts, matrix, False, True).output(0)
     states.get_tensor().set_names({LAST_HIDDEN_STATE})
@@ -140,7 +140,7 @@ def _streams(model: ov.Model, decoder: Decoder, layers: Sequence[int]) -> list[o
     ]
 
 
-def _cut_before_head(model: ov.Model, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
+def _cut_before_head(model: ov.Model, start: ov.op.Parameter, take: Callable[[ov.Output], ov.Node]) -> None:
     """_cut() of a model of another exporter; nothing where its logits are not a product of [B, T, hidden] values."""
     node = model.output("logits").get_node().input_value(0).get_node()
     while node.get_type_name() in _POINTWISE:
@@ -148,8 +148,8 @@ def _cut_before_head(model: ov.Model, wanted: ov.op.Parameter, taken: Callable[[
     if node.get_type_name() != "MatMul" or len(node.input_value(0).get_partial_shape()) != _AXES:
         return
     place = node.input(0)
-    place.replace_source_output(taken(place.get_source_output()).output(0))
-    model.add_parameters([wanted])
+    place.replace_source_output(take(place.get_source_output()).output(0))
+    model.add_parameters([start])
     model.validate_nodes_and_infer_types()
 
 

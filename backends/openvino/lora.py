@@ -28,7 +28,7 @@ def add_adapters(model: ov.Model, decoder: Decoder) -> None:
             product = named.get(f"{name}.product") or named.get(name)
         if product is None or alone is None or product.get_type_name() != "MatMul":
             raise RuntimeError(f"the model has no product '{value}'")  # as OpenVINO's own, for the caller to name
-        x = _given(product.input(0).get_source_output())
+        x = _find_source(product.input(0).get_source_output())
         readers = alone.get_target_inputs()
         outputs = []
         for part in parts:
@@ -54,12 +54,12 @@ def set_adapter(request: ov.InferRequest, decoder: Decoder, adapter: Adapter | N
 
 
 def _parameter(name: str, shape: list[int]) -> ov.Node:
-    made = op.parameter(ov.PartialShape(shape), ov.Type.f32, name=name)
-    made.output(0).set_names({name})
-    return made
+    parameter = op.parameter(ov.PartialShape(shape), ov.Type.f32, name=name)
+    parameter.output(0).set_names({name})
+    return parameter
 
 
-def _given(x: ov.Output) -> ov.Output:
+def _find_source(x: ov.Output) -> ov.Output:
     """Without the zeros that a last group of the weights is filled up with, and not yet in their columns' order."""
     while (node := x.get_node()).get_friendly_name().endswith((".padded", ".in_order")):
         x = node.input(0).get_source_output()

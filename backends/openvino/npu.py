@@ -93,7 +93,7 @@ class NpuSession:
         self._engine = engine
         self._request: ov.InferRequest | None = self._new_request()
         self._tokens: list[int] = []
-        self._held = 0  # tokens that the wrapper holds, which are the first of `_tokens`; 0 after a rewind
+        self._wrapper_tokens = 0  # tokens that the wrapper holds, which are the first of `_tokens`; 0 after a rewind
         self._has_run = False
         self._beam = np.zeros(1, np.int32)
 
@@ -110,19 +110,19 @@ class NpuSession:
         everything = [*self._tokens, *tokens]
         logits = self._computed(everything)
         self._tokens = everything
-        self.position = self._held = len(everything)
+        self.position = self._wrapper_tokens = len(everything)
         return NumpyLogits(logits)
 
     def _computed(self, everything: list[int]) -> np.ndarray:
         """The logits after the last token; what the wrapper holds of the others is not computed again."""
         if self._engine.holder is not self:
-            self._held = 0
+            self._wrapper_tokens = 0
             self._engine.holder = self
-        start, end = self._held, len(everything)
+        start, end = self._wrapper_tokens, len(everything)
         # a prompt can be read from the start only; that costs as much as a few steps
         if end - start > _READ_ANEW * _PIECE and end <= self._prompt:
             start = 0
-        self._held = 0
+        self._wrapper_tokens = 0
         logits = np.empty(0, np.float32)
         while start < end:
             stop = min(end, start + (_PIECE if start else self._prompt))
@@ -135,14 +135,14 @@ class NpuSession:
         if position < self.position:
             del self._tokens[position:]
             self.position = position
-            self._held = 0
+            self._wrapper_tokens = 0
 
     def close(self) -> None:
         self._request = None
         if self._engine.holder is self:
             self._engine.holder = None
         self._tokens.clear()
-        self.position = self._held = 0
+        self.position = self._wrapper_tokens = 0
 
     def _new_request(self) -> ov.InferRequest:
         with as_device_error("cannot make a session"):

@@ -170,16 +170,16 @@ class PagedEngine:
         inputs = _inputs(feeds, is_all=is_all, gives_hidden=self.gives_hidden)
         if self.images is None:
             return inputs
-        found = self.images.take(
+        images = self.images.take(
             [token for _, tokens in feeds for token in tokens], lambda: all(session.is_stopping for session, _ in feeds)
         )
         if self.images.bidirectional:
-            inputs[TOKEN_TYPES] = token_types(len(inputs["input_ids"]), found.places if found else ())
+            inputs[TOKEN_TYPES] = token_types(len(inputs["input_ids"]), images.places if images else ())
         for session, tokens in feeds:
             session.put_images(session.position, tokens)
         spans = [(session.places, session.position, session.position + len(tokens)) for session, tokens in feeds]
-        ids = {} if found is None else {"input_ids": found.tokens}
-        return {**inputs, **ids, **image_inputs(self.package.decoder, found, spans)}
+        ids = {} if images is None else {"input_ids": images.tokens}
+        return {**inputs, **ids, **image_inputs(self.package.decoder, images, spans)}
 
     def close(self) -> None:
         if self.images is not None:
@@ -335,17 +335,17 @@ def _inputs(
 ) -> dict[str, np.ndarray]:
     """What the model takes, all sequences behind one another."""
     counts = [len(tokens) for _, tokens in feeds]
-    held = [session.position for session, _ in feeds]
-    ends = [past + count for past, count in zip(held, counts, strict=True)]
+    lengths = [session.position for session, _ in feeds]
+    ends = [past + count for past, count in zip(lengths, counts, strict=True)]
     tables = [session.blocks[: -(-end // BLOCK)] for (session, _), end in zip(feeds, ends, strict=True)]
-    kept = _hidden_counts(counts, is_all=is_all) if gives_hidden else counts if is_all else [1] * len(counts)
-    behind = zip(kept, accumulate(counts), strict=True)
+    row_counts = _hidden_counts(counts, is_all=is_all) if gives_hidden else counts if is_all else [1] * len(counts)
+    behind = zip(row_counts, accumulate(counts), strict=True)
     rows = np.concatenate([np.arange(end - count, end) for count, end in behind])
-    of_logits = np.arange(sum(kept)) if is_all else np.array(list(accumulate(kept))) - 1
+    of_logits = np.arange(sum(row_counts)) if is_all else np.array(list(accumulate(row_counts))) - 1
     return {
         "input_ids": np.array([token for _, tokens in feeds for token in tokens], np.int64),
-        "position_ids": np.concatenate([np.arange(*span) for span in zip(held, ends, strict=True)]).astype(np.int64),
-        "past_lens": np.array(held, np.int32),
+        "position_ids": np.concatenate([np.arange(*span) for span in zip(lengths, ends, strict=True)]).astype(np.int64),
+        "past_lens": np.array(lengths, np.int32),
         "subsequence_begins": np.array([0, *accumulate(counts)], np.int32),
         "block_indices": np.array([block for table in tables for block in table], np.int32),
         "block_indices_begins": np.array([0, *accumulate(map(len, tables))], np.int32),

@@ -52,8 +52,8 @@ def _steps_are_packed(package: Package) -> bool:
     """
     if package.external is not None:
         return False
-    decoder, found = package.decoder, packings(package.manifest)
+    decoder, by_name = package.decoder, packings(package.manifest)
     matrices = [matrix for layer in decoder.layers for matrix in linears(layer)]
     if decoder.encoder is None:
         matrices.append(decoder.head)
-    return all(matrix.name in found and found[matrix.name].quantized for matrix in matrices)
+    return all(matrix.name in by_name and by_name[matrix.name].quantized for matrix in matrices)

@@ -79,7 +79,7 @@ def devices() -> list[Device]:
     backend = f"openvino {version()}"
     with as_device_error("cannot list devices"):
         targets = core().available_devices
-    found: list[Device] = []
+    entries: list[Device] = []
     for target in targets:
         if name := _name(target):
             description, lack = "", ""
@@ -88,21 +88,21 @@ def devices() -> list[Device]:
             except RuntimeError as error:  # a device whose driver does not answer
                 lack = f"OpenVINO lists it, but it does not tell its name ({reason(error)})"
             remedy = "update its driver: docs/devices.md" if lack else ""
-            found.append(
+            entries.append(
                 Device(
                     name=name, backend=backend, description=description, available=not lack, reason=lack, remedy=remedy
                 )
             )
     lack = "" if "CPU" in targets else "OpenVINO has no CPU plugin here"
     checking = "the NPU's static shapes, run on the CPU; for checking"
-    found.append(Device(name="npu-on-cpu", backend=backend, description=checking, available=not lack, reason=lack))
-    names = {device.name for device in found}
+    entries.append(Device(name="npu-on-cpu", backend=backend, description=checking, available=not lack, reason=lack))
+    names = {device.name for device in entries}
     for name, lack, remedy in _ABSENT:
         if name not in names:
-            found.append(
+            entries.append(
                 Device(name=name, backend=backend, description="", available=False, reason=lack, remedy=remedy)
             )
-    return found
+    return entries
 
 
 _ABSENT = (
@@ -131,18 +131,18 @@ def facts(name: str) -> dict[str, str]:
 
 
 def _facts_of(target: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key in _FACTS:
         try:
-            found[key] = str(core().get_property(target, key))
+            values[key] = str(core().get_property(target, key))
         except RuntimeError:
             continue  # not a property of this plugin
-    return found
+    return values
 
 
 def target_of(name: str) -> str:
     """The device in OpenVINO's words: "GPU.1" for "openvino-gpu.1", "HETERO:GPU,CPU" for "openvino:HETERO:GPU,CPU"."""
     if name == "openvino":
         return "CPU"
-    given = name.removeprefix("openvino:")
-    return given if given != name else name.removeprefix("openvino-").upper()
+    target = name.removeprefix("openvino:")
+    return target if target != name else name.removeprefix("openvino-").upper()

@@ -71,8 +71,8 @@ def _with_rounding(package: Package, properties: Mapping[str, object]) -> dict[s
 
     The plugin rounds none that meet weights in groups smaller than this property.
     """
-    found = packings(package.manifest)
-    own = [found[matrix.name] for run in vision_runs(package.decoder) for matrix in run]
+    by_name = packings(package.manifest)
+    own = [by_name[matrix.name] for run in vision_runs(package.decoder) for matrix in run]
     group = min((packing.group_size for packing in own if packing.quantized), default=_PLUGINS_GROUP)
     return {_ROUNDING: group, **properties} if group > _PLUGINS_GROUP else dict(properties)
 
@@ -104,21 +104,21 @@ def add_images(model: ov.Model, decoder: Decoder) -> None:
 
 
 def image_inputs(
-    decoder: Decoder, found: WithImages | None, feeds: Sequence[tuple[ImagePlaces | None, int, int]]
+    decoder: Decoder, images: WithImages | None, feeds: Sequence[tuple[ImagePlaces | None, int, int]]
 ) -> dict[str, np.ndarray]:
-    """Those inputs. found: None where all tokens are text. feeds: of each sequence its images, and its new places."""
-    features = np.zeros((0, decoder.image_width), np.float32) if found is None else found.features
-    places = np.array(found.places if found else (), np.int64)
+    """Those inputs. images: None where all tokens are text. feeds: of each sequence its images, and its new places."""
+    features = np.zeros((0, decoder.image_width), np.float32) if images is None else images.features
+    places = np.array(images.places if images else (), np.int64)
     inputs = {"image_features": features, "image_positions": places}
     if decoder.rope.mrope is None:
         return inputs
     empty = np.zeros((0, decoder.rope.rotary_dim // 2), np.float32)
     moved, rows = [np.zeros(0, np.int64)], [(empty, empty)]
     before = 0
-    for images, start, stop in feeds:
-        if images:
+    for own, start, stop in feeds:
+        if own:
             moved.append(np.arange(before, before + stop - start))
-            rows.append(images.rope_rows(start, stop))
+            rows.append(own.rope_rows(start, stop))
         before += stop - start
     tables = (np.concatenate(each) for each in zip(*rows, strict=True))
     return {**inputs, MOVED: np.concatenate(moved), **dict(zip(ROPE_TABLES, tables, strict=True))}
@@ -188,13 +188,13 @@ def add_last_seen(model: ov.Model, *, in_windows: bool = False) -> None:
     named = {node.get_friendly_name(): node for node in model.get_ops()}
     if _EARLIER not in named:
         raise RuntimeError(f"the model has no '{_EARLIER}' of its masks")
-    seen = op.parameter([-1], ov.Type.i64, name=LAST_SEEN)
-    seen.output(0).set_names({LAST_SEEN})
+    parameter = op.parameter([-1], ov.Type.i64, name=LAST_SEEN)
+    parameter.output(0).set_names({LAST_SEEN})
     earlier = named[_EARLIER]
     readers = earlier.output(0).get_target_inputs()
-    whole = op.less_equal(earlier.input_value(0), op.unsqueeze(seen, op.constant(1, ov.Type.i64)))
+    whole = op.less_equal(earlier.input_value(0), op.unsqueeze(parameter, op.constant(1, ov.Type.i64)))
     for reader in readers:
         if not (in_windows and reader.get_node().get_friendly_name() == _FULL_MASK):
             reader.replace_source_output(whole.output(0))
-    model.add_parameters([seen])
+    model.add_parameters([parameter])
     model.validate_nodes_and_infer_types()

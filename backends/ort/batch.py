@@ -60,10 +60,10 @@ class Batch:
             self._unbind()  # before the next one takes memory
             self._bound = _Bound(self._engine, self.adapter, self.shared, slots)
         # those between take part with any token: what it writes past the end of their sequences is written again
-        given: dict[Member, int] = dict(zip(sessions, tokens, strict=True))
+        next_tokens: dict[Member, int] = dict(zip(sessions, tokens, strict=True))
         members = self.shared.members[slots.start : slots.stop]
         positions = [member.position for member in members]
-        logits = self._bound.prepare([given.get(member, 0) for member in members], positions, given.keys())
+        logits = self._bound.prepare([next_tokens.get(member, 0) for member in members], positions, next_tokens.keys())
         try:
             self._engine.session.run_with_iobinding(self._bound.binding, self._options)
         except Exception as error:
@@ -74,7 +74,7 @@ class Batch:
             session.position += 1
             if session.hidden is not None:
                 session.hidden.put(session.position, hidden[members.index(session)])
-        self.shared.end_run(given.keys(), slots)
+        self.shared.end_run(next_tokens.keys(), slots)
         return [row.astype(np.float32, copy=False) for row in rows]
 
     def _unbind(self) -> None:

@@ -105,8 +105,8 @@ def check_exact(package: Package) -> None:
     decoder = package.architecture
     # an embedding alone is no product
     looked_up = set() if isinstance(decoder, ExternalGraph) else {decoder.embedding.name} - {decoder.head.name}
-    found = (entry for name, entry in packings.items() if name not in looked_up and isinstance(entry, dict))
-    if rounded := next((matrices for entry in found if (matrices := _rounded(entry))), ""):
+    entries = (entry for name, entry in packings.items() if name not in looked_up and isinstance(entry, dict))
+    if rounded := next((matrices for entry in entries if (matrices := _rounded(entry))), ""):
         raise PackageError(
             f"'{package.name}' cannot be loaded with exact=True: it has {rounded}, whose products round their "
             "activations unless the folder was exported with --exact. Load it without exact; or on the device "

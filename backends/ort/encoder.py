@@ -41,9 +41,9 @@ def open_on_ort(
     def run(inputs: Inputs) -> F32:
         try:
             with lock or nullcontext():
-                found = session.run(["hidden"], inputs)[0]
+                hidden = session.run(["hidden"], inputs)[0]
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed on {describe_size(inputs)}: {first_line(error)}") from error
-        return np.asarray(found).astype(np.float32, copy=False)
+        return np.asarray(hidden).astype(np.float32, copy=False)
 
     return EncoderEngine(options.package, options.device, run)

@@ -309,9 +309,9 @@ class OrtEngine:
     def empty_kv(self) -> dict[str, NDArray[Cached]]:
         """KV of no token, by name, [1, kv heads, 0, D] in the type that the graph keeps it in."""
         return {
-            given.name.removeprefix(_PAST): np.empty((1, given.shape[1], 0, given.shape[3]), _TYPES[given.type])
-            for given in self.session.get_inputs()
-            if given.name.startswith(_PAST)
+            past.name.removeprefix(_PAST): np.empty((1, past.shape[1], 0, past.shape[3]), _TYPES[past.type])
+            for past in self.session.get_inputs()
+            if past.name.startswith(_PAST)
         }
 
     def close(self) -> None:

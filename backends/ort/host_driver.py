@@ -121,11 +121,11 @@ def _unknown_devices() -> list[Device]:
         return []
     from embedllm.backends.ort.runtime import ort
 
-    known = _DRIVEN_ELSEWHERE | {provider.name for provider in PROVIDERS}
+    own_providers = _DRIVEN_ELSEWHERE | {provider.name for provider in PROVIDERS}
     others = {
         provider.removesuffix("ExecutionProvider").lower(): provider
         for provider in ort.get_available_providers()
-        if provider not in known and provider in ort.get_all_providers()  # which leaves out those of plug-ins
+        if provider not in own_providers and provider in ort.get_all_providers()  # which leaves out those of plug-ins
     }
     reason = "this version of embedllm does not drive this provider"
     backend = f"onnxruntime {ort.__version__}"

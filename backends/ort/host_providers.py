@@ -52,10 +52,10 @@ def _listed(provider: Provider, name: str) -> list[Device]:
     """A plug-in's devices: `name`, "name:1" and so on."""
     backend = f"onnxruntime {ort.__version__}"
     try:
-        found = _offered(provider, name)
+        provider_devices = _offered(provider, name)
     except DeviceError as error:
         return [Device(name=name, backend=backend, description="", available=False, reason=str(error).rstrip("."))]
-    if not found:
+    if not provider_devices:
         reason = f"its provider lists no device: there is no {provider.hardware} for it here, or no driver"
         return [Device(name=name, backend=backend, description="", available=False, reason=reason)]
     return [
@@ -66,7 +66,7 @@ def _listed(provider: Provider, name: str) -> list[Device]:
             available=True,
             memory=one.memory,
         )
-        for at, one in enumerate(found)
+        for at, one in enumerate(provider_devices)
     ]
 
 
@@ -82,9 +82,9 @@ def _offered(provider: Provider, name: str) -> list[ProviderDevice]:
     """What a plug-in runs on here, its library registered. Raises DeviceError when it cannot be loaded."""
     if provider is not PLUGIN:
         return plugins.devices(Library(provider=provider.name, package=provider.module, install=provider.install))
-    wanted = name.removeprefix(PREFIX)
+    library_name = name.removeprefix(PREFIX)
     announced = {library.entry.name: library for library in plugins.libraries() if library.entry is not None}
-    return plugins.devices(announced.get(wanted) or _library_at(wanted))
+    return plugins.devices(announced.get(library_name) or _library_at(library_name))
 
 
 def _library_at(path: str) -> Library:

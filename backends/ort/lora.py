@@ -31,7 +31,7 @@ def with_adapters(path: Path, decoder: Decoder) -> bytes:
             raise ValueError(f"the graph has no product '{value}'")
         maker = makers[value]
         maker.output[list(maker.output).index(value)] = f"{value}.alone"
-        added[maker.name] = _nodes(value, _given(makers, named[value].input[0]), parts)
+        added[maker.name] = _nodes(value, _find_source(makers, named[value].input[0]), parts)
         graph.input.extend(info for part in parts for info in _inputs(part))
     ordered = [one for node in graph.node for one in (node, *added.get(node.name, ()))]
     del graph.node[:]
@@ -39,7 +39,7 @@ def with_adapters(path: Path, decoder: Decoder) -> bytes:
     return model.SerializeToString()
 
 
-def _given(makers: Mapping[str, NodeProto], x: str) -> str:
+def _find_source(makers: Mapping[str, NodeProto], x: str) -> str:
     """What a product is of, before its columns are brought into the order of the weights'."""
     return makers[x].input[0] if x in makers and ".in_order." in x else x
 

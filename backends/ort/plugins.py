@@ -103,8 +103,8 @@ def devices(library: Library) -> list[ProviderDevice]:
     """What a library's provider runs on here, in ONNX Runtime's order. Registers it; raises DeviceError."""
     register(library)
     with _lock, quiet():
-        found = ort.get_ep_devices()
-    return [_described(one) for one in found if one.ep_name == library.provider]
+        ep_devices = ort.get_ep_devices()
+    return [_described(one) for one in ep_devices if one.ep_name == library.provider]
 
 
 @contextmanager
@@ -167,26 +167,26 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _described(one: ort.OrtEpDevice) -> ProviderDevice:
-    hardware, told = one.device, {**one.device.metadata, **one.ep_metadata}
+    hardware, properties = one.device, {**one.device.metadata, **one.ep_metadata}
     kind = str(hardware.type).rpartition(".")[2]
-    named = next((told[name] for name in _NAMES if told.get(name)), "")
+    named = next((properties[name] for name in _NAMES if properties.get(name)), "")
     return ProviderDevice(
         provider=one.ep_name,
-        version=told.get("version", ""),
+        version=properties.get("version", ""),
         kind=kind,
         vendor=hardware.vendor,
         vendor_id=hardware.vendor_id,
         device_id=hardware.device_id,
         description=named or f"{hardware.vendor or 'vendor'} {hardware.vendor_id:#06x}:{hardware.device_id:#06x}",
-        memory=_bytes(told.get(_MEMORY, "")),
-        metadata=told,
+        memory=_bytes(properties.get(_MEMORY, "")),
+        metadata=properties,
         handle=one,
     )
 
 
-def _bytes(told: str) -> int:
+def _bytes(text: str) -> int:
     """Of "16114 MB"; 0 for what is no such text."""
-    number, _, unit = told.strip().partition(" ")
+    number, _, unit = text.strip().partition(" ")
     return int(number) * _UNITS[unit.upper()] if number.isdecimal() and unit.upper() in _UNITS else 0
 
 

@@ -62,56 +62,56 @@ class States:
         self._memory = memory
         self._shapes = state_shapes(decoder)
         self._spare: list[Buffers] = []
-        self._held, self._next = self._new(), self._new()
-        self._kept: weakref.ref[KeptStates] | None = None  # of those that are held; one at most
+        self._current, self._next = self._new(), self._new()
+        self._snapshot: weakref.ref[KeptStates] | None = None  # of those that are held; one at most
 
     def bind(self, binding: ort.IOBinding) -> None:
         """For the next step."""
-        for name, held in self._held.items():
-            binding.bind_ortvalue_input(f"past_{name}", held)
+        for name, value in self._current.items():
+            binding.bind_ortvalue_input(f"past_{name}", value)
             binding.bind_ortvalue_output(f"present_{name}", self._next[name])
 
     def advance(self) -> None:
         """Takes what a step has written."""
-        free = self._take() if self._is_kept() else self._held
-        self._held, self._next, self._kept = self._next, free, None
+        free = self._take() if self._is_kept() else self._current
+        self._current, self._next, self._snapshot = self._next, free, None
 
     def reset(self) -> None:
         """To those of a sequence of no token."""
         if self._is_kept():
-            self._held, self._kept = self._take(), None
-        for name, held in self._held.items():
-            self._memory.write(held, self._zeros(name))
+            self._current, self._snapshot = self._take(), None
+        for name, value in self._current.items():
+            self._memory.write(value, self._zeros(name))
 
     def keep(self) -> KeptStates:
         """Those that are held now."""
-        kept = self._kept and self._kept()
-        if kept is None:
-            kept = KeptStates(self._held)
-            weakref.finalize(kept, self._drop, self._held).atexit = False
-            self._kept = weakref.ref(kept)
-        return kept
+        states = self._snapshot and self._snapshot()
+        if states is None:
+            states = KeptStates(self._current)
+            weakref.finalize(states, self._drop, self._current).atexit = False
+            self._snapshot = weakref.ref(states)
+        return states
 
-    def put(self, kept: KeptStates) -> None:
+    def put(self, states: KeptStates) -> None:
         """Goes back to those."""
-        if kept.buffers is self._held:
+        if states.buffers is self._current:
             return
-        before, was_kept = self._held, self._is_kept()
-        self._held, self._kept = kept.buffers, weakref.ref(kept)
+        before, was_kept = self._current, self._is_kept()
+        self._current, self._snapshot = states.buffers, weakref.ref(states)
         if not was_kept:
             self._drop(before)
 
     def close(self) -> None:
         """Frees them."""
-        self._held, self._next, self._shapes = {}, {}, {}
+        self._current, self._next, self._shapes = {}, {}, {}
         self._spare.clear()
 
     def _is_kept(self) -> bool:
-        return self._kept is not None and self._kept() is not None
+        return self._snapshot is not None and self._snapshot() is not None
 
     def _drop(self, buffers: Buffers) -> None:
         """Of which nobody goes back to any more."""
-        if self._shapes and buffers is not self._held and len(self._spare) < _SPARE:
+        if self._shapes and buffers is not self._current and len(self._spare) < _SPARE:
             self._spare.append(buffers)
 
     def _take(self) -> Buffers:

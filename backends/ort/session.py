@@ -81,7 +81,7 @@ class OrtSession:
         self._first_hidden: ort.OrtValue | None = None  # the value of hidden_from
         self._bound_hidden = 0  # rows that there is room for in the binding
         self._given_hidden = np.empty((1, 0, 0), np.float32)  # by the last run
-        self._seen: list[ort.OrtValue] = []  # inputs of the images in a run, which the binding may not hold
+        self._image_inputs: list[ort.OrtValue] = []  # inputs of the images in a run, which the binding may not hold
         self._places = open_places(self._decoder, engine.images)
         self._rope: list[NDArray[np.float32]] = []  # tables of its own, where an image has moved positions
         self.kv = engine.empty_kv()
@@ -221,8 +221,8 @@ class OrtSession:
             raise ValueError("this session was closed")
         pairs = [(self.kv[f"{number}.key"], self._values(number)) for number in range(self._kv_layers())]
         shapes = [(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs]
-        held = self.kv["0.key"].dtype
-        end = self.position + check_state(state, shapes, dtype="" if held.kind == "f" else held.name)
+        dtype = self.kv["0.key"].dtype
+        end = self.position + check_state(state, shapes, dtype="" if dtype.kind == "f" else dtype.name)
         check_room(self.position, end - self.position, limit=self._context, remedy=self._remedy)
         self._reserve(end)
         for number, (keys, values) in enumerate(state):
@@ -294,7 +294,7 @@ class OrtSession:
         self._binding = binding
         self._is_bound = False
         self._bound_hidden = 0
-        self._seen = []
+        self._image_inputs = []
 
     def _end_feed(self) -> None:
         if self.shared is not None:
@@ -356,17 +356,17 @@ class OrtSession:
         self, binding: ort.IOBinding, images: ImageFeatures, tokens: Sequence[int]
     ) -> Sequence[int] | NDArray[np.int64]:
         """Binds the features of the images among the tokens, or none; the ids that the graph takes."""
-        found = images.take(tokens, lambda: self.is_stopping)
-        if found is None and not self._seen:
+        inputs = images.take(tokens, lambda: self.is_stopping)
+        if inputs is None and not self._image_inputs:
             return tokens
         width = self._decoder.image_width
-        features = np.zeros((0, width), np.float32) if found is None else found.features
-        places = np.array([(0, place) for place in (found.places if found else ())], np.int64).reshape(-1, 2)
+        features = np.zeros((0, width), np.float32) if inputs is None else inputs.features
+        places = np.array([(0, place) for place in (inputs.places if inputs else ())], np.int64).reshape(-1, 2)
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (features, places)]
         for name, value in zip(("image_features", "image_positions"), values, strict=True):
             binding.bind_ortvalue_input(name, value)
-        self._seen = values
-        return tokens if found is None else found.tokens
+        self._image_inputs = values
+        return tokens if inputs is None else inputs.tokens
 
     def _run(self, binding: ort.IOBinding, count: int, options: ort.RunOptions) -> None:
         assert self._session is not None  # as long as there is a binding
@@ -384,8 +384,8 @@ class OrtSession:
         if self.shared is not None:
             self.shared.leave(self, room=tokens - self.position)
             return
-        wanted = max(tokens, int(self.capacity * _GROWTH))
-        capacity = min(-(-wanted // _STEP) * _STEP, self._context)
+        target = max(tokens, int(self.capacity * _GROWTH))
+        capacity = min(-(-target // _STEP) * _STEP, self._context)
         for name in list(self.kv):  # not the items, which would hold every old buffer until the end
             self._grow(name, capacity)
         if self.position:

@@ -52,10 +52,10 @@ class OrtVision:
                   for name, array in encoder_inputs(self._vision, pixel_values).items()}  # fmt: skip
         try:
             with self._lock:
-                found = self._session.run(["image_features"], inputs, self._options)[0]
+                features = self._session.run(["image_features"], inputs, self._options)[0]
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed on an image: {first_line(error)}") from error
-        return np.asarray(found)[0].astype(np.float32, copy=False)
+        return np.asarray(features)[0].astype(np.float32, copy=False)
 
 
 def open_on_cpu(package: Package, options: ort.SessionOptions, variant: GraphVariant = VISION) -> OrtVision:

@@ -126,19 +126,19 @@ def _tried(package: Package, device: Device, variant: str) -> tuple[float | None
     try:
         engine = registry.open_engine(package, device, variants={device.name: (variant,)} if variant else None)
         with closing(engine):
-            found = answers(engine)
+            rows = answers(engine)
     except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
         return None, str(error) or type(error).__name__
-    difference = largest_difference(found, known_answers())
+    difference = largest_difference(rows, known_answers())
     most = tolerance(variant)
     # not `>`: what is not a number is wrong
     wrong = "" if difference <= most else f"probe mismatch max|d|={difference:.3g}, expected at most {most:.3g}"
     return difference, wrong
 
 
-def largest_difference(found: Sequence[Sequence[float]], known: Sequence[Sequence[float]]) -> float:
+def largest_difference(actual: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
     """Of two tables of numbers; not a number when any of them is none."""
-    gaps = [abs(a - b) for row, right in zip(found, known, strict=True) for a, b in zip(row, right, strict=True)]
+    gaps = [abs(a - b) for row, right in zip(actual, expected, strict=True) for a, b in zip(row, right, strict=True)]
     return next((gap for gap in gaps if gap != gap), max(gaps))
 
 

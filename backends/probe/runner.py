@@ -44,8 +44,8 @@ def outcome_for(device: Device, *, again: bool = False, limit_s: float | None = 
     if not _can_probe(device):
         return None
     limit_s = limit() if limit_s is None else limit_s
-    if not again and (known := probe_memory.recall(device, limit_s=limit_s)) is not None:
-        return known
+    if not again and (previous := probe_memory.recall(device, limit_s=limit_s)) is not None:
+        return previous
     if limit_s <= 0:
         return failed("was not begun: those of other devices took all the time of one load", remedy=_LONGER)
     # an application that seems to hang is no matter of detail
@@ -129,10 +129,10 @@ def in_process(arguments: Sequence[str], *, limit_s: float | None = None) -> Out
         finally:
             _end(process)
         outcome = _outcome_in(file) if code == 0 else None
-        said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        last_lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
     if outcome is not None:
         return outcome
-    return failed(": ".join([f"crashed ({_ending(code)})", *said]), seconds=time.monotonic() - start)
+    return failed(": ".join([f"crashed ({_ending(code)})", *last_lines]), seconds=time.monotonic() - start)
 
 
 def in_thread(device: Device, *, limit_s: float | None = None) -> Outcome:
@@ -154,13 +154,13 @@ def in_thread(device: Device, *, limit_s: float | None = None) -> Outcome:
 
 def limit() -> float:
     """Seconds that a probe may take. ValueError when the environment says something else."""
-    given = os.environ.get(LIMIT, "")
+    setting = os.environ.get(LIMIT, "")
     try:
-        seconds = float(given or _LIMIT_S)
+        seconds = float(setting or _LIMIT_S)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise ValueError(f"{LIMIT} is '{given}'; expected seconds, such as {_LIMIT_S:g}.")
+        raise ValueError(f"{LIMIT} is '{setting}'; expected seconds, such as {_LIMIT_S:g}.")
     return seconds
 
 

@@ -61,7 +61,7 @@ class EncoderEngine:
 
         Raises DeviceError; Interrupted when it is cancelled.
         """
-        found = np.empty((len(texts), self.dimensions), np.float32)
+        vectors = np.empty((len(texts), self.dimensions), np.float32)
         for places in batches([len(text.ids) for text in texts]):
             if is_cancelled():
                 raise Interrupted
@@ -69,8 +69,8 @@ class EncoderEngine:
                 raise ValueError("this model was closed")
             batch = [texts[place] for place in places]
             inputs, lengths = self._inputs(batch)
-            found[places] = self._layers.finished(self._run(inputs), lengths)
-        return found
+            vectors[places] = self._layers.finished(self._run(inputs), lengths)
+        return vectors
 
     def open(self, capacity: int = 0) -> Session:
         raise ValueError(f"'{self.package.name}' is an embedding or reranker model and generates no text.")
@@ -111,11 +111,11 @@ def open_reference(options: OpenOptions) -> EncoderEngine:
     def run(inputs: Inputs) -> F32:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         types = inputs.get("token_type_ids", np.zeros_like(ids))
-        found = np.zeros((*ids.shape, decoder.hidden), np.float32)
+        hidden = np.zeros((*ids.shape, decoder.hidden), np.float32)
         for row, count in enumerate(mask.sum(axis=1)):
             rows = weights.rows(decoder.embedding, ids[row, :count].tolist())
-            found[row, :count] = layers.hidden(rows, types[row, :count])
-        return found
+            hidden[row, :count] = layers.hidden(rows, types[row, :count])
+        return hidden
 
     return EncoderEngine(options.package, options.device, run, layers)
 

@@ -57,8 +57,8 @@ class EncoderLayers(Layers):
         """A layer whose norms are behind the sums."""
         x = self._norm(self._added(layer, x, self._mixed(index, layer.attention, x)), layer.attention_norm)
         assert layer.mlp is not None, "layers of encoders have one"
-        made = self._mlp(layer.mlp, x) if isinstance(layer.mlp, Mlp) else self._moe(index, layer.mlp, x)
-        return self._norm(self._added(layer, x, made), layer.mlp_norm)
+        output = self._mlp(layer.mlp, x) if isinstance(layer.mlp, Mlp) else self._moe(index, layer.mlp, x)
+        return self._norm(self._added(layer, x, output), layer.mlp_norm)
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         q, k = (self._rotated(x, attention.rope) for x in (q, k))
@@ -69,9 +69,9 @@ class EncoderLayers(Layers):
         by = np.float32(np.sqrt(attention.head_dim) if attention.scale is None else 1 / attention.scale)
         places = np.arange(q.shape[1])
         before = places[:, None] - places[None, :]  # how many tokens a key is before a query
-        seen = before >= 0 if self._encoder.causal else np.ones_like(before, bool)
+        mask = before >= 0 if self._encoder.causal else np.ones_like(before, bool)
         if attention.window is not None:
-            seen &= abs(before) < attention.window
+            mask &= abs(before) < attention.window
         scores = self._biased(attention, q @ k.transpose(0, 2, 1), q, k, before) / by
         if isinstance(bias := self._encoder.position_bias, Alibi):
             scores = scores - alibi_slopes(attention.heads, bias.max_bias)[:, None, None] * abs(before).astype(
@@ -80,7 +80,7 @@ class EncoderLayers(Layers):
         elif isinstance(bias, RelativePositionBias):
             table = self._weights.tensor(f"{bias.table.name}.weight")
             scores = scores + table[self._buckets(bias, before)].transpose(2, 0, 1)
-        weights = softmax(np.where(seen, scores, -np.inf))
+        weights = softmax(np.where(mask, scores, -np.inf))
         return (weights @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
     def _biased(self, attention: Attention, scores: F32, q: F32, k: F32, before: NDArray[np.int64]) -> F32:
@@ -112,14 +112,14 @@ def pooled(hidden: F32, lengths: NDArray[np.int64], pooling: str) -> F32:
         return hidden[:, 0]
     if pooling == "lasttoken":
         return hidden[np.arange(len(hidden)), lengths - 1]
-    given = (np.arange(hidden.shape[1]) < lengths[:, None])[..., None]  # [B, T, 1]
+    mask = (np.arange(hidden.shape[1]) < lengths[:, None])[..., None]  # [B, T, 1]
     if pooling == "max":
-        largest: F32 = np.where(given, hidden, -np.inf).max(axis=1)
+        largest: F32 = np.where(mask, hidden, -np.inf).max(axis=1)
         return largest
-    weights = given.astype(np.float32)
+    weights = mask.astype(np.float32)
     if pooling == "weightedmean":
         weights *= np.arange(1, hidden.shape[1] + 1, dtype=np.float32)[:, None]
-    total = (np.where(given, hidden, 0) * weights).sum(axis=1)  # what is behind a text's end may be no number
+    total = (np.where(mask, hidden, 0) * weights).sum(axis=1)  # what is behind a text's end may be no number
     count = weights.sum(axis=1)
     mean: F32 = total / (np.sqrt(count) if pooling == "mean_sqrt_len_tokens" else count)
     return mean

@@ -178,12 +178,12 @@ class ReferenceSession(Layers):
         engine, decoder = self._engine, self._engine.decoder
         check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=engine.context, remedy=engine.remedy,
                      images=self._images)  # fmt: skip
-        seen = None if self._images is None else self._images.take(tokens)
-        rows = engine.rows(decoder.embedding, tokens if seen is None else seen.tokens.tolist())
+        images = None if self._images is None else self._images.take(tokens)
+        rows = engine.rows(decoder.embedding, tokens if images is None else images.tokens.tolist())
         x = self._embedded(rows, self.position)  # [T, hidden]
         self._last_seen = None
-        if seen is not None:
-            x[seen.places] = seen.features[:, : decoder.hidden]
+        if images is not None:
+            x[images.places] = images.features[:, : decoder.hidden]
             if self._images is not None and self._images.bidirectional:
                 self._last_seen = np.array(last_seen(tokens, self.position))
         self.put_images(self.position, tokens)
@@ -193,8 +193,8 @@ class ReferenceSession(Layers):
         x = self._begun(x)
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x)
-            if seen is not None and (index + 1) * decoder.hidden < seen.features.shape[1]:  # DeepStack
-                x[seen.places] += seen.features[:, (index + 1) * decoder.hidden : (index + 2) * decoder.hidden]
+            if images is not None and (index + 1) * decoder.hidden < images.features.shape[1]:  # DeepStack
+                x[images.places] += images.features[:, (index + 1) * decoder.hidden : (index + 2) * decoder.hidden]
         self.position += len(tokens)
         self.capacity = self.position
         x = self._ended(x[-1:] if only_last else x)

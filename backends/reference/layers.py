@@ -122,9 +122,9 @@ class Layers:
         mixed = self._linear(self._stream_weights(altup, x[:, 0]), altup.predict).reshape(len(x), x.shape[1], -1)
         change: F32 = mixed @ x
         x = x + change
-        made = self._computed(index, layer, x[:, 0])
-        share = self._linear(self._stream_weights(altup, made), altup.correct) + np.float32(1)
-        missed: F32 = (made - x[:, 0])[:, None]
+        output = self._computed(index, layer, x[:, 0])
+        share = self._linear(self._stream_weights(altup, output), altup.correct) + np.float32(1)
+        missed: F32 = (output - x[:, 0])[:, None]
         change = share[..., None] * missed
         x = x + change
         assert layer.per_layer_input is not None
@@ -169,11 +169,11 @@ class Layers:
             way = self._norm(self._linear(self._linear(normed, layer.laurel.down), layer.laurel.up), layer.laurel.norm)
             x = (x + normed + way) / np.float32(np.sqrt(2))
         if layer.parallel:
-            read = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
+            mlp_input = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
         else:
-            read = self._norm(x, layer.mlp_norm)
-        made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
-        return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
+            mlp_input = self._norm(x, layer.mlp_norm)
+        output = self._mlp(mlp, mlp_input) if isinstance(mlp, Mlp) else self._moe(index, mlp, mlp_input)
+        return self._added(layer, x, self._norm(output, layer.mlp_post_norm))
 
     def _per_layer_input(self, index: int, part: PerLayerInput, x: F32) -> F32:
         """What a layer adds to the stream x for its per-layer embeddings."""
@@ -201,24 +201,24 @@ class Layers:
         if attention.kv_from is None:
             k = self._heads(x, attention.k, attention.kv_heads, k_norm)
             v = self._heads(x, attention.v, attention.kv_heads, attention.v_norm)
-        found = self._attended(index, attention, q, k, v)
+        context = self._attended(index, attention, q, k, v)
         if attention.gate is not None:
-            found = found * sigmoid(self._linear(x, attention.gate))
-        return self._linear(found, attention.o)
+            context = context * sigmoid(self._linear(x, attention.gate))
+        return self._linear(context, attention.o)
 
     def _latent_attention(self, index: int, attention: Attention, mla: MultiHeadLatent, x: F32) -> F32:
         """Products are made in the order in which matrices are stored."""
         parts = attention.q if mla.q is None else mla.q, mla.kv, mla.k
-        made, small, shared = (self._linear(x, part) for part in parts)
+        query, small, shared = (self._linear(x, part) for part in parts)
         if mla.q is not None:
-            made = self._linear(self._norm(made, mla.q_norm), attention.q)
-        q = made.reshape(len(x), attention.heads, -1).transpose(1, 0, 2)
+            query = self._linear(self._norm(query, mla.q_norm), attention.q)
+        q = query.reshape(len(x), attention.heads, -1).transpose(1, 0, 2)
         small = self._norm(small, mla.kv_norm)
         k, v = (self._heads(small, part, attention.heads, None) for part in (attention.k, attention.v))
         k = np.concatenate([np.broadcast_to(shared, (attention.heads, *shared.shape)), k], axis=-1)
         v = np.pad(v, ((0, 0), (0, 0), (0, attention.head_dim - mla.value_dim)))
-        found = self._attended(index, attention, q, k, v).reshape(len(x), attention.heads, -1)
-        return self._linear(found[..., : mla.value_dim].reshape(len(x), -1), attention.o)
+        context = self._attended(index, attention, q, k, v).reshape(len(x), attention.heads, -1)
+        return self._linear(context[..., : mla.value_dim].reshape(len(x), -1), attention.o)
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         """What the queries [H, T, D] find, [T, H * D]; keys and values [kv heads, T, D] are remembered."""
@@ -241,12 +241,12 @@ class Layers:
         query_at = np.arange(self.position, self.position + q.shape[1])[:, None]
         key_at = np.arange(key.shape[1])[None, :]
         last_seen = self._last_seen if self._weights.decoder.sees_images_whole(attention) else None
-        seen = key_at <= (query_at if last_seen is None else last_seen[:, None])
+        mask = key_at <= (query_at if last_seen is None else last_seen[:, None])
         if attention.window is not None:
-            seen &= key_at > query_at - attention.window
+            mask &= key_at > query_at - attention.window
         if attention.chunk is not None:
-            seen &= key_at // attention.chunk == query_at // attention.chunk
-        scores = np.where(seen, scores, -np.inf)
+            mask &= key_at // attention.chunk == query_at // attention.chunk
+        scores = np.where(mask, scores, -np.inf)
         if attention.sinks:
             sinks = self._weights.tensor(sinks_name(index))[:, None, None]
             scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], axis=-1)
@@ -269,9 +269,9 @@ class Layers:
         log_decay, bias = (weights.tensor(decay_name(index, part)) for part in ("log_decay", "decay_bias"))
         decay = -np.exp(log_decay) * np.logaddexp(x @ weights.matrix(mixer.decay).T + bias, 0)
         by = np.float32(np.sqrt(mixer.key_dim))
-        found = self._recurred(index, q / by, k, v.reshape(len(x), mixer.value_heads, -1), np.exp(decay), beta)
+        output = self._recurred(index, q / by, k, v.reshape(len(x), mixer.value_heads, -1), np.exp(decay), beta)
         gate = activated(self._linear(x, mixer.z), "silu")
-        return self._linear(self._norm(found, mixer.norm).reshape(len(x), -1) * gate, mixer.o)
+        return self._linear(self._norm(output, mixer.norm).reshape(len(x), -1) * gate, mixer.o)
 
     def _mamba2(self, index: int, mixer: Mamba2, x: F32) -> F32:
         weights, parts = self._weights, (mixer.x, mixer.b, mixer.c)
@@ -284,37 +284,37 @@ class Layers:
         log_decay, bias, skip = (weights.tensor(decay_name(index, part)) for part in stored)
         step = np.logaddexp(x @ weights.matrix(mixer.step).T + bias, 0).astype(np.float32)
         values = values.reshape(len(x), mixer.heads, -1)
-        kept = np.exp(-np.exp(log_decay) * step)
-        found = self._recurred(index, c, b, values, kept, step, is_delta=False) + skip[:, None] * values
+        decay = np.exp(-np.exp(log_decay) * step)
+        output = self._recurred(index, c, b, values, decay, step, is_delta=False) + skip[:, None] * values
         gate = activated(self._linear(x, mixer.z), "silu")
-        by_group = (found.reshape(len(x), -1) * gate).reshape(len(x), mixer.groups, -1).transpose(1, 0, 2)
+        by_group = (output.reshape(len(x), -1) * gate).reshape(len(x), mixer.groups, -1).transpose(1, 0, 2)
         return self._linear(self._norm(by_group, mixer.norm).transpose(1, 0, 2).reshape(len(x), -1), mixer.o)
 
-    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32, *, is_delta: bool = True) -> F32:
-        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; kept (of the state), beta: [T, H].
+    def _recurred(self, index: int, q: F32, k: F32, v: F32, decay: F32, beta: F32, *, is_delta: bool = True) -> F32:
+        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; decay (of the state), beta: [T, H].
 
         is_delta: by the delta rule, what keys find already is not added once more.
         """
         name = f"recurrent.{index}"
-        state, found = self._states[name], np.empty_like(v)
+        state, output = self._states[name], np.empty_like(v)
         for at in range(len(v)):
-            state = state * kept[at, :, None, None]
-            known = (k[at, :, None] @ state)[:, 0] if is_delta else np.float32(0)
-            new = beta[at, :, None] * (v[at] - known)
+            state = state * decay[at, :, None, None]
+            prediction = (k[at, :, None] @ state)[:, 0] if is_delta else np.float32(0)
+            new = beta[at, :, None] * (v[at] - prediction)
             state = state + k[at, :, :, None] * new[:, None]
-            found[at] = (q[at, :, None] @ state)[:, 0]
+            output[at] = (q[at, :, None] @ state)[:, 0]
         self._states[name] = state
-        return found
+        return output
 
     def _convolved(self, index: int, kernel: int, x: F32, *, has_bias: bool) -> F32:
         """Each value of x [T, values] with those of the tokens before it, of which the newest are remembered."""
         name = f"conv.{index}"
-        known = np.concatenate([self._states[name], x])
-        self._states[name] = known[len(x) :]
+        inputs = np.concatenate([self._states[name], x])
+        self._states[name] = inputs[len(x) :]
         weight = self._weights.tensor(convolution_name(index, "weight")).reshape(-1, kernel)
         total = np.zeros_like(x)
         for tap in range(kernel):
-            total += known[tap : tap + len(x)] * weight[:, tap]
+            total += inputs[tap : tap + len(x)] * weight[:, tap]
         return total + self._weights.tensor(convolution_name(index, "bias")) if has_bias else total
 
     def _heads(self, x: F32, linear: Linear, heads: int, norm: Norm | None) -> F32:
@@ -356,8 +356,8 @@ class Layers:
         correction = self._weights.tensor(score_correction_name(index)) if moe.score_correction_bias else None
         scales = self._weights.tensor(expert_scales_name(index)) if moe.expert_scales else None
         stream, norms = x, moe.norms
-        read = x if norms is None else self._norm(x, norms.router)
-        weights = expert_weights(moe, self._linear(read, moe.router), correction, scales)  # [T, experts]
+        router_input = x if norms is None else self._norm(x, norms.router)
+        weights = expert_weights(moe, self._linear(router_input, moe.router), correction, scales)  # [T, experts]
         x = x if norms is None else self._norm(x, norms.experts)
         total = np.zeros_like(x)
         for expert, mlp in enumerate(moe.experts):
@@ -370,8 +370,8 @@ class Layers:
             shared = self._norm(self._mlp(moe.shared, self._norm(stream, norms.shared)), norms.shared_post)
             return self._norm(total, norms.experts_post) + shared
         if moe.shared is not None:
-            made = self._mlp(moe.shared, x)
-            total += made if moe.shared_gate is None else made * sigmoid(self._linear(x, moe.shared_gate))
+            output = self._mlp(moe.shared, x)
+            total += output if moe.shared_gate is None else output * sigmoid(self._linear(x, moe.shared_gate))
         if moe.bias:
             total += self._weights.tensor(experts_bias_name(index))
         return total

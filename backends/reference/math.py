@@ -119,6 +119,6 @@ def _of_best_groups(moe: Moe, choosing: F32, *, by_two: bool) -> F32:
     split = choosing.reshape(len(choosing), moe.groups, -1)
     counted = np.sort(split, axis=-1)[..., -(2 if by_two else 1) :].sum(axis=-1)  # [T, groups]
     best = np.argsort(-counted, axis=-1, kind="stable")[:, : moe.top_k_groups]
-    taken = np.zeros(counted.shape, bool)
-    np.put_along_axis(taken, best, True, axis=-1)
-    return np.where(taken[..., None], split, -np.inf).reshape(choosing.shape).astype(np.float32)
+    mask = np.zeros(counted.shape, bool)
+    np.put_along_axis(mask, best, True, axis=-1)
+    return np.where(mask[..., None], split, -np.inf).reshape(choosing.shape).astype(np.float32)

@@ -47,14 +47,14 @@ def difference(engine: Engine, external_graph: ExternalGraph) -> float:
 def _check(logits: F32, count: int, vocabulary: int) -> None:
     """Raises DeviceError for what cannot be the logits of a prompt of that many tokens."""
     if logits.ndim != 2 or len(logits) != count or logits.shape[1] < vocabulary:
-        found = f"logits of the shape {list(logits.shape)} for {count} tokens; expected [{count}, {vocabulary}]"
+        problem = f"logits of the shape {list(logits.shape)} for {count} tokens; expected [{count}, {vocabulary}]"
     elif not np.isfinite(logits).all():
-        found = f"logits that are not finite numbers: {logits[~np.isfinite(logits)][0]}"
+        problem = f"logits that are not finite numbers: {logits[~np.isfinite(logits)][0]}"
     elif not logits.any():
-        found = "zero for every logit"
+        problem = "zero for every logit"
     else:
         return
     raise DeviceError(
-        f"the graph gives {found}. Its file is damaged, or it is no decoder's. Fetch it again, or export its "
+        f"the graph gives {problem}. Its file is damaged, or it is no decoder's. Fetch it again, or export its "
         "checkpoint with this library: embedllm export SOURCE OUT."
     )

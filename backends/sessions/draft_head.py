@@ -89,12 +89,12 @@ class DraftHeadSession(Generic[H]):
 
     def __init__(self, open_head: Callable[[], ReadingHead[H]]) -> None:
         self.position = 0
-        self._wanted = 1  # guesses in a row, by the next feed
+        self._guess_count = 1  # guesses in a row, by the next feed
         self._inner = open_head()
         self._followed: GivesHidden[H] | None = None
         self._tokens: list[int] = []
         self._start = 0  # the token that the KV begins with
-        self._read = 0  # tokens up to here were read with hidden states of the target model
+        self._read_end = 0  # tokens up to here were read with hidden states of the target model
 
     def follow(self, session: Session) -> None:
         """Reads the hidden states of that session from now on. ValueError where it keeps none."""
@@ -110,7 +110,7 @@ class DraftHeadSession(Generic[H]):
 
     def want(self, guesses: int) -> None:
         """Says how many the next feed shall make, of a head that guesses on."""
-        self._wanted = max(1, guesses)
+        self._guess_count = max(1, guesses)
 
     @property
     def capacity(self) -> int:
@@ -135,25 +135,25 @@ class DraftHeadSession(Generic[H]):
             self.position = end
             return logits
         first = hidden.first + 1
-        begin = max(self._read, first)
-        has_room = end - self._start + self._wanted <= inner.longest
-        if inner.position and begin == self._read and end - begin <= _CAUGHT_UP and has_room:
+        begin = max(self._read_end, first)
+        has_room = end - self._start + self._guess_count <= inner.longest
+        if inner.position and begin == self._read_end and end - begin <= _CAUGHT_UP and has_room:
             inner.rewind(begin - self._start)
         else:
-            begin = max(first, end - (_CAUGHT_UP if self._read else inner.most))
+            begin = max(first, end - (_CAUGHT_UP if self._read_end else inner.most))
             inner.rewind(0)
             self._start = begin
-        read = [*self._tokens, *tokens][begin:]
-        logits = inner.read(read, hidden.get(begin - 1, end - 1), self._wanted)
+        inputs = [*self._tokens, *tokens][begin:]
+        logits = inner.read(inputs, hidden.get(begin - 1, end - 1), self._guess_count)
         self._tokens += tokens
-        self.position = self._read = end
+        self.position = self._read_end = end
         return logits
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         del self._tokens[position:]
         self.position = position
-        self._read = min(self._read, position)
+        self._read_end = min(self._read_end, position)
         self._inner.rewind(min(self._inner.position, max(0, position - self._start)))
 
     def interrupt(self, stop: bool = True) -> None:

@@ -30,12 +30,12 @@ class HiddenRows:
         start = stop - len(rows)
         if not self.first <= start <= self.stop:
             self.first = start  # between what is kept and these, some are missing
-        kept = start - self.first
-        if kept + len(rows) > len(self._rows):
-            dropped = kept - max(0, _KEPT - len(rows))
-            self._rows[: kept - dropped] = self._rows[dropped:kept].copy()
-            self.first, kept = self.first + dropped, kept - dropped
-        self._rows[kept : kept + len(rows)] = rows
+        count = start - self.first
+        if count + len(rows) > len(self._rows):
+            dropped = count - max(0, _KEPT - len(rows))
+            self._rows[: count - dropped] = self._rows[dropped:count].copy()
+            self.first, count = self.first + dropped, count - dropped
+        self._rows[count : count + len(rows)] = rows
         self.stop = stop
 
     def get(self, start: int, stop: int) -> F32:

@@ -90,8 +90,8 @@ class SharedKv:
 
         Raises MemoryError; then it holds what it held.
         """
-        held = member.position
-        capacity = self._rounded(held + room)
+        position = member.position
+        capacity = self._rounded(position + room)
         own = {
             name: empty_rows(
                 (1, view.shape[1], capacity, view.shape[3]), view.dtype, is_windowed=member.retention.is_windowed(name)

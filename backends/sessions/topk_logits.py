@@ -64,14 +64,14 @@ class ListedRow:
         return self._whole().values(tokens)
 
     def top(self, count: int) -> Candidates:
-        best = self._known(count) if count >= 1 else None
+        best = self._find_best(count) if count >= 1 else None
         if best is None:
             return self._whole().top(count)
         tokens, logits, _ = best
         return Candidates(tokens, logits) if len(tokens) == count else Candidates(tokens[:count], logits[:count])
 
     def logsumexp(self, temperature: float = 1.0) -> float:
-        best = self._known(1) if temperature == 1 else None
+        best = self._find_best(1) if temperature == 1 else None
         return best.logsumexp if best else self._whole().logsumexp(temperature)
 
     def penalized(
@@ -104,7 +104,7 @@ class ListedRow:
             self._row = self._source.whole(self._index)
         return self._row
 
-    def _known(self, count: int) -> Best | None:
+    def _find_best(self, count: int) -> Best | None:
         """At least that many of the best; None when there is no such list, or it does not show which they are."""
         if self._best is None or len(self._best.tokens) < count:
             if self._row is not None:

@@ -39,25 +39,25 @@ class WindowedKvRetention:
     def is_windowed(self, name: str) -> bool:
         return name in self._windows
 
-    def of(self, name: str, held: int) -> list[Rows]:
+    def of(self, name: str, length: int) -> list[Rows]:
         """The rows that are kept, in order, without touching each other."""
         window = self._windows.get(name)
-        return [(0, held)] if window is None else self._rows(window, held)
+        return [(0, length)] if window is None else self._rows(window, length)
 
-    def gone(self, name: str, held: int) -> list[Rows]:
+    def gone(self, name: str, length: int) -> list[Rows]:
         """The rows between those."""
-        kept = [(0, 0), *self.of(name, held), (held, held)]
-        between = ((end, start) for (_, end), (start, _) in pairwise(kept))
+        rows = [(0, 0), *self.of(name, length), (length, length)]
+        between = ((end, start) for (_, end), (start, _) in pairwise(rows))
         return [(start, end) for start, end in between if start < end]
 
-    def whole(self, held: int) -> int:
+    def whole(self, length: int) -> int:
         """How many tokens at the beginning are kept in every layer."""
-        return min((self._rows(window, held)[0][1] for window in self._windows.values()), default=held)
+        return min((self._rows(window, length)[0][1] for window in self._windows.values()), default=length)
 
-    def has(self, start: int, stop: int, held: int) -> bool:
+    def has(self, start: int, stop: int, length: int) -> bool:
         """Whether those are kept in every layer."""
         return start == stop or all(
-            any(first <= start and stop <= end for first, end in self._rows(window, held))
+            any(first <= start and stop <= end for first, end in self._rows(window, length))
             for window in set(self._windows.values())
         )
 
@@ -75,36 +75,36 @@ class WindowedKvRetention:
         """A reply begins here."""
         self._prompt = position
 
-    def may_forget(self, held: int) -> bool:
+    def may_forget(self, length: int) -> bool:
         """Whether keeping less is worth it."""
         if self.keeps_all or not self._windows:
             return False
         behind = min(self._windows.values()) - 1  # a place
-        return held - NEWEST - behind - max(self._places[-1][0] - behind, FIRST) >= STEP
+        return length - NEWEST - behind - max(self._places[-1][0] - behind, FIRST) >= STEP
 
-    def forget(self, held: int) -> dict[str, list[tuple[Rows, Rows]]]:
+    def forget(self, length: int) -> dict[str, list[tuple[Rows, Rows]]]:
         """Keeps less. By name: rows that are gone, one after the other, and those of them that were kept until now."""
-        before = {name: self.of(name, held) for name in self._windows}
-        self._keep_less(held)
+        before = {name: self.of(name, length) for name in self._windows}
+        self._keep_less(length)
         return {
             name: [
                 (rows, (max(start, rows[0]), min(stop, rows[1])))
-                for rows in self.gone(name, held)
-                for start, stop in kept
+                for rows in self.gone(name, length)
+                for start, stop in old_rows
                 if start < rows[1] and rows[0] < stop
             ]
-            for name, kept in before.items()
+            for name, old_rows in before.items()
         }
 
-    def _keep_less(self, held: int) -> None:
-        start = held - NEWEST
-        wanted = [(0, FIRST), (max(self._prompt - PROMPT, 0), self._prompt), (start, held)]
-        had = [(first, last if is_older else held) for (first, last), is_older in self._marked()]
-        found = sorted(
-            (max(a, first), min(b, last)) for a, b in wanted for first, last in had if max(a, first) <= min(b, last)
+    def _keep_less(self, length: int) -> None:
+        start = length - NEWEST
+        targets = [(0, FIRST), (max(self._prompt - PROMPT, 0), self._prompt), (start, length)]
+        had = [(first, last if is_older else length) for (first, last), is_older in self._marked()]
+        overlaps = sorted(
+            (max(a, first), min(b, last)) for a, b in targets for first, last in had if max(a, first) <= min(b, last)
         )
         places: list[Rows] = []
-        for first, last in found:
+        for first, last in overlaps:
             if places and first <= places[-1][1]:
                 first, last = places[-1][0], max(last, places.pop()[1])
             places.append((first, last))
@@ -115,10 +115,10 @@ class WindowedKvRetention:
         places = self._places
         return [(rows, index < len(places) - 1) for index, rows in enumerate(places)]
 
-    def _rows(self, window: int, held: int) -> list[Rows]:
+    def _rows(self, window: int, length: int) -> list[Rows]:
         rows: list[Rows] = []
         for (first, last), is_older in self._marked():
-            start, end = max(first - window + 1, 0), last if is_older else held
+            start, end = max(first - window + 1, 0), last if is_older else length
             if rows and start <= rows[-1][1]:
                 start, end = rows[-1][0], max(end, rows.pop()[1])
             rows.append((start, end))

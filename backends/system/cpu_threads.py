@@ -19,8 +19,8 @@ def compute_threads() -> int:
 
 def usable() -> int:
     """Processors that this process may use, both of a core that has two; bounded by the container's CPU quota."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(found, _quota() or found)
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(count, _quota() or count)
 
 
 def _physical_cores() -> int:

@@ -24,8 +24,8 @@ def gpu_vendors() -> frozenset[int] | None:
     if sys.platform == "linux":
         return _linux_vendors()
     if sys.platform == "win32":
-        found = {_vendor_of(adapter.get("MatchingDeviceId", "")) for adapter in _windows_adapters()}
-        return frozenset(vendor for vendor in found if vendor)
+        vendors = {_vendor_of(adapter.get("MatchingDeviceId", "")) for adapter in _windows_adapters()}
+        return frozenset(vendor for vendor in vendors if vendor)
     return None
 
 
@@ -85,14 +85,14 @@ def _linux_vendors() -> frozenset[int] | None:
     cards = [path for pattern in _CARDS for path in _ROOT.glob(pattern)]
     if not cards and not (_ROOT / "sys/class").is_dir():
         return None  # no sysfs, as in some containers
-    found: set[int] = set()
+    vendors: set[int] = set()
     for card in cards:
         vendor = _number(card / "vendor")
         kind = _number(card / "class")
         if vendor is not None and (kind is None or kind >> 16 == _DISPLAY):
-            found.add(vendor)
+            vendors.add(vendor)
     # WSL 2 hands the GPUs of Windows through without saying whose they are
-    return None if (_ROOT / "dev/dxg").exists() else frozenset(found)
+    return None if (_ROOT / "dev/dxg").exists() else frozenset(vendors)
 
 
 def _linux_drivers() -> list[str]:
@@ -117,16 +117,16 @@ def _windows_adapters() -> list[dict[str, str]]:
         return []
     import winreg
 
-    found: list[dict[str, str]] = []
+    entries: list[dict[str, str]] = []
     try:
         with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _DISPLAY_CLASS) as adapters:
             for index in range(winreg.QueryInfoKey(adapters)[0]):
                 name = winreg.EnumKey(adapters, index)
                 if name.isdecimal():  # "0000"; others are no adapters
-                    found.append(_windows_values(adapters, name))
+                    entries.append(_windows_values(adapters, name))
     except OSError:
-        return found
-    return found
+        return entries
+    return entries
 
 
 def _windows_values(adapters: object, name: str) -> dict[str, str]:
@@ -146,9 +146,9 @@ def _windows_values(adapters: object, name: str) -> dict[str, str]:
 
 def _vendor_of(hardware_id: str) -> int | None:
     r"""0x8086 of "PCI\VEN_8086&DEV_9A49"."""
-    _, found, rest = hardware_id.upper().partition("VEN_")
+    _, separator, rest = hardware_id.upper().partition("VEN_")
     try:
-        return int(rest[:4], 16) if found else None
+        return int(rest[:4], 16) if separator else None
     except ValueError:
         return None
 

@@ -112,17 +112,17 @@ def _anonymous() -> list[Range]:
     """Where this process has private memory of its own, no file behind it; empty where the system does not tell."""
     if sys.platform != "linux":
         return []
-    found: list[Range] = []
+    ranges: list[Range] = []
     try:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123
             for line in maps:
                 place, rights, _, _, inode, *name = line.split()
                 if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
                     start, _, end = place.partition("-")
-                    found.append((int(start, 16), int(end, 16)))
+                    ranges.append((int(start, 16), int(end, 16)))
     except OSError:
         return []
-    return found
+    return ranges
 
 
 def _resident(piece: Range) -> Iterator[Range]:

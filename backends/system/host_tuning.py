@@ -18,17 +18,17 @@ _log = logging.getLogger("embedllm")
 
 def is_on(tuning: str) -> bool:
     """Whether the switch, or its default, has one of the names above."""
-    given = os.environ.get(SWITCH, "").strip().lower()
-    if not given:
+    setting = os.environ.get(SWITCH, "").strip().lower()
+    if not setting:
         return tuning in _DEFAULT
-    names = _names(given)
+    names = _names(setting)
     return "all" in names or tuning in names
 
 
 @cache
-def _names(given: str) -> frozenset[str]:
+def _names(setting: str) -> frozenset[str]:
     """The names in the switch; a warning for each value that has others, once."""
-    names = frozenset(name.strip() for name in given.split(",")) - {""}
+    names = frozenset(name.strip() for name in setting.split(",")) - {""}
     if unknown := names - _ALL - {"all", "none"}:
         _log.warning("%s has %s; expected all, none, or some of %s", SWITCH, sorted(unknown), ", ".join(sorted(_ALL)))
     return names

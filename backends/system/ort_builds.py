@@ -32,16 +32,16 @@ def builds() -> list[Build]:
     That one is imported; a build in a later folder is hidden, not overwritten.
     """
     for folder in sys.path:
-        found = {build.name: build for build in _in(folder or ".")}
-        if here := owners([found[name] for name in _BUILDS if name in found]):
+        by_name = {build.name: build for build in _in(folder or ".")}
+        if here := owners([by_name[name] for name in _BUILDS if name in by_name]):
             return here
     return []
 
 
 def versions_of(names: Collection[str]) -> dict[str, str]:
     """Of those that are installed; names: in small letters, with dashes."""
-    found = [build for folder in reversed(sys.path) for build in _in(folder or ".")]  # the first in the path is used
-    return {build.name: build.version for build in found if build.name in names}
+    entries = [build for folder in reversed(sys.path) for build in _in(folder or ".")]  # the first in the path is used
+    return {build.name: build.version for build in entries if build.name in names}
 
 
 def _in(folder: str) -> list[Build]:
@@ -53,8 +53,8 @@ def _in(folder: str) -> list[Build]:
         names = os.listdir(folder)  # noqa: PTH208 - a path's iterdir makes an object of each of hundreds
     except OSError:
         return []  # a zip file, or nothing
-    found = [name.removesuffix(_RECORD).partition("-") for name in names if name.endswith(_RECORD)]
-    return [Build(name.lower().replace("_", "-"), version) for name, _, version in found if version]
+    records = [name.removesuffix(_RECORD).partition("-") for name in names if name.endswith(_RECORD)]
+    return [Build(name.lower().replace("_", "-"), version) for name, _, version in records if version]
 
 
 def owners(installed: Sequence[Build]) -> list[Build]:
@@ -67,13 +67,13 @@ def conflict(installed: Sequence[Build]) -> tuple[str, str] | None:
 
     installed: the most special first, which is the one that was probably wanted.
     """
-    found = owners(installed)
-    if len(found) < 2:
+    rivals = owners(installed)
+    if len(rivals) < 2:
         return None
-    reason = f"{named(found)} are installed and overwrite each other: all are `import onnxruntime`"
+    reason = f"{named(rivals)} are installed and overwrite each other: all are `import onnxruntime`"
     # all of them, because what is left after one was removed lacks the files that they share
-    uninstall = f"pip uninstall -y {' '.join(build.name for build in found)}"
-    return reason, f"{uninstall}, then one of them again: {install_line(found[0].name)}"
+    uninstall = f"pip uninstall -y {' '.join(build.name for build in rivals)}"
+    return reason, f"{uninstall}, then one of them again: {install_line(rivals[0].name)}"
 
 
 def named(installed: Sequence[Build]) -> str:

@@ -72,10 +72,10 @@ def adapters() -> list[Adapter] | None:
     if vulkan.vkCreateInstance(byref(info), None, byref(instance)) != _SUCCESS:
         return []  # VK_ERROR_INCOMPATIBLE_DRIVER: the loader has no driver
     try:
-        found = [_described(vulkan, device) for device in _devices(vulkan, instance)]
+        gpus = [_described(vulkan, device) for device in _devices(vulkan, instance)]
     finally:
         vulkan.vkDestroyInstance(instance, None)
-    return sorted(found, key=lambda adapter: _ORDER.index(adapter.kind))
+    return sorted(gpus, key=lambda adapter: _ORDER.index(adapter.kind))
 
 
 def _devices(vulkan: ctypes.CDLL, instance: c_void_p) -> list[c_void_p]:
@@ -95,15 +95,15 @@ def _described(vulkan: ctypes.CDLL, device: c_void_p) -> Adapter:
     _, driver, vendor, number, kind, name = _PROPERTIES.unpack_from(properties)
     memory = _Memory()
     vulkan.vkGetPhysicalDeviceMemoryProperties(device, byref(memory))
-    known = _KINDS.get(kind, "")
+    kind_name = _KINDS.get(kind, "")
     return Adapter(
         name=name.partition(b"\0")[0].decode(errors="replace"),
-        kind=known,
+        kind=kind_name,
         vendor_id=vendor,
         device_id=number,
         driver=driver,
         # of the others it is the machine's
         memory=sum(heap.size for heap in memory.heaps[: memory.heap_count] if heap.flags & _LOCAL)
-        if known == "discrete"
+        if kind_name == "discrete"
         else 0,
     )

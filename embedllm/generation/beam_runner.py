@@ -182,7 +182,7 @@ class BeamRunner:
 
     def _taken(self, cancel: Cancel, *, is_new: bool) -> CachedSequence:
         """A sequence until the end of the search; one that is not new may have the prompt of an earlier call."""
-        sequence = self._sequences.taken(self._prompt, self._search.limit, is_new=is_new)
+        sequence = self._sequences.take(self._prompt, self._search.limit, is_new=is_new)
         self._held.callback(self._sequences.give_back, sequence, self._prompt, to_pool=True)
         sequence.keep_all()  # others get copies
         self._held.enter_context(sequence.interruptible(cancel))

@@ -97,8 +97,8 @@ class BlockCache:
     def find(self, parent: bytes, tokens: Sequence[int]) -> tuple[Block, int] | None:
         """The block that has most in common with the tokens after that key, and how many tokens that is."""
         tokens = tokens[:BLOCK]
-        found = [(block, common_prefix(block.tokens, tokens)) for block in self._after.get(parent, ())]
-        best = max(found, key=lambda pair: pair[1], default=None)
+        candidates = [(block, common_prefix(block.tokens, tokens)) for block in self._after.get(parent, ())]
+        best = max(candidates, key=lambda pair: pair[1], default=None)
         return best if best and best[1] else None
 
     def put(self, block: Block) -> None:

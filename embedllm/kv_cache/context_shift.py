@@ -34,10 +34,10 @@ class ContextShift:
         """How many tokens are dropped per shift."""
         return max(1, (self.context - self.keep) // _STEPS)
 
-    def tokens_to_drop(self, held: int, count: int) -> int:
+    def tokens_to_drop(self, length: int, count: int) -> int:
         """How many tokens to drop before `count` more are appended; 0 as long as they fit."""
-        over = held + count - self.context
-        return 0 if over <= 0 else min(-(-over // self.step) * self.step, held - self.keep)
+        over = length + count - self.context
+        return 0 if over <= 0 else min(-(-over // self.step) * self.step, length - self.keep)
 
     def shifted(self, state: KeyValues, start: int, *, by: int) -> KeyValues:
         """The KV of the tokens from `start` on, for positions that are smaller by `by`."""

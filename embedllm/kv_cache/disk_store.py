@@ -80,7 +80,7 @@ class DiskStore:
 
     def trim(self) -> None:
         """Removes the files used least recently, as many as the budget asks for, and what dead processes left."""
-        found: list[tuple[int, int, str]] = []
+        files: list[tuple[int, int, str]] = []
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if _OURS.fullmatch(entry.name) is None:
@@ -88,11 +88,11 @@ class DiskStore:
                 with suppress(OSError):
                     status = entry.stat()
                     if entry.name.endswith(_SUFFIX):
-                        found.append((status.st_mtime_ns, status.st_size, entry.path))
+                        files.append((status.st_mtime_ns, status.st_size, entry.path))
                     elif time.time() - status.st_mtime > _LEFT_BEHIND_S:
                         os.unlink(entry.path)  # noqa: PTH108  # an entry of scandir
-        surplus = sum(size for _, size, _ in found) - self._budget_bytes
-        for _, size, path in sorted(found):
+        surplus = sum(size for _, size, _ in files) - self._budget_bytes
+        for _, size, path in sorted(files):
             if surplus <= 0:
                 return
             with suppress(OSError):

@@ -70,8 +70,8 @@ def open_state(path: Path) -> StateFile:
 
     A hash without a key tells accidents, not who wrote a file: of one from elsewhere nothing but its form is known.
     """
-    found = read_header(path)
-    about = {key: value for key, value in found.metadata.items() if isinstance(value, str)}
+    tensor_file = read_header(path)
+    about = {key: value for key, value in tensor_file.metadata.items() if isinstance(value, str)}
     if (form := about.get("format")) != FORMAT:
         raise PackageError(f"'{path}' has the format {form!r}; this version of embedllm reads '{FORMAT}'.")
     with path.open("rb") as file:
@@ -82,7 +82,7 @@ def open_state(path: Path) -> StateFile:
         raise PackageError(f"'{path}' is damaged: its header differs from its sha256.")
     try:
         tokens = _token_ids(about)
-        starts = _checked_starts(found.tensors, about.get("pieces", "").split(), len(tokens))
+        starts = _checked_starts(tensor_file.tensors, about.get("pieces", "").split(), len(tokens))
     except (ValueError, TypeError, RecursionError) as error:
         raise PackageError(f"'{path}' holds no KV that fits its tokens: {error}.") from error
     return StateFile(path=path, about=about, starts=starts, tokens=tokens)
@@ -90,10 +90,10 @@ def open_state(path: Path) -> StateFile:
 
 def _token_ids(about: Mapping[str, str]) -> tuple[int, ...]:
     """The tokens that a file notes. Raises ValueError for what is no list of them."""
-    found = json.loads(about.get("tokens", "[]"))
-    if not isinstance(found, list) or not all(type(token) is int and _is_id(token) for token in found):
-        raise ValueError(f"its tokens are {reprlib.repr(found)}; expected a list of token ids")
-    return tuple(found)
+    token_ids = json.loads(about.get("tokens", "[]"))
+    if not isinstance(token_ids, list) or not all(type(token) is int and _is_id(token) for token in token_ids):
+        raise ValueError(f"its tokens are {reprlib.repr(token_ids)}; expected a list of token ids")
+    return tuple(token_ids)
 
 
 def _is_id(token: int) -> bool:

@@ -165,7 +165,7 @@ class PrefixCache:
         keys = block_keys(tokens, self._root_of(holder.adapter))
         size = self._token_bytes(holder.session)
         left = self._memory.budget_bytes // size  # tokens
-        kept: list[Block] = []
+        new_blocks: list[Block] = []
         for group in _runs(self._missing(tokens, start, keys), TRANSFER_TOKENS // BLOCK):
             spans = [(at * BLOCK, min((at + 1) * BLOCK, len(tokens))) for at in group]
             spans = [span for span in spans if span[1] - spans[0][0] <= left]  # what comes first is worth most
@@ -179,8 +179,8 @@ class PrefixCache:
                       for (first, last), state in zip(spans, states, strict=True)]  # fmt: skip
             for block in blocks:
                 self._memory.put(block)
-            kept += blocks
-        self._memory.touch(kept)
+            new_blocks += blocks
+        self._memory.touch(new_blocks)
 
     def exports(
         self, holder: PeerSequence, prompt: Sequence[int], writer: Writer, adapter: Adapter | None = None
@@ -230,20 +230,20 @@ class PrefixCache:
         return self._bytes_per_token
 
     def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
-        found = self._memory.find(keys[at // BLOCK], tokens[at : at + BLOCK])
-        return found is not None and found[1] == len(tokens[at : at + BLOCK])
+        match = self._memory.find(keys[at // BLOCK], tokens[at : at + BLOCK])
+        return match is not None and match[1] == len(tokens[at : at + BLOCK])
 
     def _whole(self, parent: bytes, tokens: Sequence[int]) -> KeyValues | None:
         """A whole block in memory."""
-        found = self._memory.find(parent, tokens)
-        return found[0].state if found is not None and found[1] == BLOCK else None
+        match = self._memory.find(parent, tokens)
+        return match[0].state if match is not None and match[1] == BLOCK else None
 
     def _in_memory(self, prompt: Sequence[int], at: int, keys: Sequence[bytes], used: list[Block]) -> CachedSpan | None:
         first = at - at % BLOCK
-        found = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
-        if found is None:
+        match = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
+        if match is None:
             return None
-        block, count = found
+        block, count = match
         stop = min(first + count, len(prompt) - 1)
         if stop <= at:
             return None

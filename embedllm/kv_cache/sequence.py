@@ -148,12 +148,12 @@ class CachedSequence:
 
         The last one is always fed again, for its logits.
         """
-        held = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+        cached_count = min(common_prefix(self.tokens, prompt), len(prompt) - 1)
         if (images := images_of(self.engine)) is not None:
-            held = images.start_of_piece(prompt, held)
-        held = self.back(held)
-        self.forget_from(held)
-        return held
+            cached_count = images.start_of_piece(prompt, cached_count)
+        cached_count = self.back(cached_count)
+        self.forget_from(cached_count)
+        return cached_count
 
     def back(self, position: int) -> int:
         """The last position at or before this one that it can be rewound to without computing anything again."""
@@ -286,13 +286,13 @@ class CachedSequence:
 
     def _make_room(self, count: int) -> None:
         """Applies the context shift when that many more tokens do not fit."""
-        shift, held = self.shift, len(self.tokens)
-        if shift is None or not (dropped := shift.tokens_to_drop(held, count)):
+        shift, length = self.shift, len(self.tokens)
+        if shift is None or not (dropped := shift.tokens_to_drop(length, count)):
             return
         session, start = self.session, shift.keep + dropped
         assert isinstance(session, MovesState)  # or there was no shift
         rest = self.tokens[start:]
-        state = shift.shifted(session.export_state(start, held), start, by=dropped)
+        state = shift.shifted(session.export_state(start, length), start, by=dropped)
         self.forget_from(shift.keep)
         if rest:
             session.import_state(state)

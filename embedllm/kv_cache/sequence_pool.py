@@ -92,13 +92,13 @@ class SequencePool:
 
         reply: tokens that follow the prompt.
         """
-        used = self.loop.call(lambda: self.taken(prompt, reply))
+        used = self.loop.call(lambda: self.take(prompt, reply))
         try:
             yield used
         finally:
             self.loop.call(lambda: self.give_back(used, prompt, to_pool=True))
 
-    def taken(self, prompt: Sequence[int], reply: int = 0, *, is_new: bool = False) -> CachedSequence:
+    def take(self, prompt: Sequence[int], reply: int = 0, *, is_new: bool = False) -> CachedSequence:
         """The idle sequence when it suits, else a new one, until it is given back. is_new: a new one in any case."""
         if not is_new and (used := self._idle) is not None:
             self._idle = None
@@ -113,7 +113,7 @@ class SequencePool:
         prompt: Sequence[int],
         adapter: Adapter | None,
         reader: CachedSequence,
-        read: Sequence[int],
+        reader_prompt: Sequence[int],
         *,
         own: CachedSequence | None,
     ) -> int:
@@ -125,10 +125,10 @@ class SequencePool:
             return 0
         if not is_same(reader.adapter, adapter) or len(prompt) > self.engine.context:
             return 0
-        shared = min(common_prefix(read, prompt), len(prompt) - 1)
-        held = max(len(reader.tokens), 0 if own is None else own.shares(prompt, adapter))
+        shared = min(common_prefix(reader_prompt, prompt), len(prompt) - 1)
+        cached_count = max(len(reader.tokens), 0 if own is None else own.shares(prompt, adapter))
         least = MIN_TOKENS if reader.prompt_batches is None else max(MIN_TOKENS, self.engine.chunk // 4)
-        return shared if shared - held >= least else 0
+        return shared if shared - cached_count >= least else 0
 
     def begin(self, sequence: CachedSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> int:
         """Truncates to the common prefix, restores cached KV, returns the number of cached tokens.
@@ -139,7 +139,7 @@ class SequencePool:
         shared = sequence.back(min(own, len(prompt) - 1))
         cache = self.prefix_cache
         fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
-        found = (
+        spans = (
             cache.find(prompt, shared, [one for one in self._all if one is not sequence], adapter)
             if cache is not None and fits and isinstance(sequence.session, MovesState)
             else []
@@ -148,7 +148,7 @@ class SequencePool:
             self._truncate(sequence, shared)
         if not is_same(sequence.adapter, adapter):
             sequence.adapt(adapter)
-        sequence.restore(prompt, found)
+        sequence.restore(prompt, spans)
         if cache is not None:
             cache.count(len(sequence.tokens), len(prompt))
         return len(sequence.tokens)
@@ -195,20 +195,20 @@ class SequencePool:
         if self.kv_tokens is None:
             return True
         limit = self.kv_tokens - max(0, tokens - (own.session.capacity if own is not None else 0))
-        if self._held() <= limit:
+        if self._count_reserved_tokens() <= limit:
             return True
         if self._idle is not None:
             idle, self._idle = self._idle, None
             self.drop(idle)
         for sequence in [one for one in self._all if one.tokens and not one.is_running and one is not own]:
-            if self._held() <= limit:
+            if self._count_reserved_tokens() <= limit:
                 break
             try:
                 self._truncate(sequence, 0)
                 sequence.free()
             except Exception as error:  # noqa: BLE001  # of the device: those that run go on
                 _log.info("the KV of a conversation could not be freed: %s", error)
-        return self._held() <= limit
+        return self._count_reserved_tokens() <= limit
 
     def kv_usage(self, sequences: int) -> float:
         """The share of the KV cache that is in use, 0 to 1; from any thread.
@@ -271,7 +271,7 @@ class SequencePool:
         """Whether sequences keep what no window sees any more: blocks on disk have all of it."""
         return self.prefix_cache is not None and self.prefix_cache.folder is not None
 
-    def _held(self) -> int:
+    def _count_reserved_tokens(self) -> int:
         """Tokens whose KV there is memory taken for."""
         return sum(sequence.session.capacity for sequence in self._all)
 

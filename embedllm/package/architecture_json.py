@@ -86,8 +86,8 @@ def _read_value(hint: object, data: object, where: str) -> object:
     if hint is float and type(data) is int and abs(data) <= sys.float_info.max:
         return float(data)
     if not isinstance(hint, type) or type(data) is not hint:
-        found = reprlib.repr(data)
-        raise PackageError(f"the manifest's '{where}' is {found}; expected {getattr(hint, '__name__', hint)}.")
+        text = reprlib.repr(data)
+        raise PackageError(f"the manifest's '{where}' is {text}; expected {getattr(hint, '__name__', hint)}.")
     return data
 
 

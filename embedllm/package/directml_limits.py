@@ -11,8 +11,8 @@ from embedllm.package.architecture.mlp import Mlp
 
 def not_on_directml(decoder: Decoder) -> str:
     """Why there is no such graph of a model; empty when there is one."""
-    found = next(((value, rule) for rule in _RULES if (value := rule.of(decoder)) is not None), None)
-    return "" if found is None else found[1].reason.format(found[0])
+    violation = next(((value, rule) for rule in _RULES if (value := rule.of(decoder)) is not None), None)
+    return "" if violation is None else violation[1].reason.format(violation[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class FileEntry:
 
     def as_json(self) -> dict[str, object]:
         """The entry of a manifest."""
-        found: dict[str, object] = {"bytes": self.bytes, "sha256": self.sha256}
+        entry: dict[str, object] = {"bytes": self.bytes, "sha256": self.sha256}
         if self.sampled_sha256:
-            found["sampled_sha256"] = self.sampled_sha256
-        return found if self.blocks is None else {**found, "blocks": self.blocks.as_json()}
+            entry["sampled_sha256"] = self.sampled_sha256
+        return entry if self.blocks is None else {**entry, "blocks": self.blocks.as_json()}

@@ -40,7 +40,7 @@ def features_of(packings: Iterable[Packing], *, is_encoder: bool, has_vision: bo
 def with_feature(features: object, name: str, *, is_needed: bool) -> list[str]:
     """A manifest's features with one more, or without it, in the order of FEATURES."""
     listed = {*(features if isinstance(features, list) else ()), name}
-    return [known for known in FEATURES if known in listed and (known != name or is_needed)]
+    return [feature for feature in FEATURES if feature in listed and (feature != name or is_needed)]
 
 
 def read_format(manifest: Mapping[str, object]) -> int:

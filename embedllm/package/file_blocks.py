@@ -39,15 +39,15 @@ def file_blocks(path: Path) -> FileBlocks | None:
 
 def read_blocks(entry: dict[str, object], where: str, size: int) -> FileBlocks:
     """Those that a manifest lists of a file of `size` bytes. Raises PackageError."""
-    found = FileBlocks(
+    blocks = FileBlocks(
         bytes=integer_of(entry, "bytes", where, least=1),
         sha256=tuple(str(one) for one in list_of(entry, "sha256", where)),
         root=text_of(entry, "root", where),
     )
-    expected = -(-size // found.bytes)
-    if len(found.sha256) != expected:
-        raise PackageError(f"{where} there are {len(found.sha256)} hashes of blocks; expected {expected}.")
-    return found
+    expected = -(-size // blocks.bytes)
+    if len(blocks.sha256) != expected:
+        raise PackageError(f"{where} there are {len(blocks.sha256)} hashes of blocks; expected {expected}.")
+    return blocks
 
 
 def _hashes(path: Path) -> Iterator[str]:

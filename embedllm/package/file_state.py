@@ -37,14 +37,14 @@ class LoadedFiles:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Those that are there."""
-        self._seen = {path: found for path in paths if (found := _state(path)) is not None}
+        self._states = {path: state for path in paths if (state := _state(path)) is not None}
 
     def check(self) -> None:
         """Raises PackageError for a file that was changed in place since.
 
         One that was deleted, or replaced by another under its name, is still mapped as it was.
         """
-        for path, (identity, was) in self._seen.items():
+        for path, (identity, was) in self._states.items():
             now = _state(path)
             if now is not None and now[0] == identity and now[1] != was:
                 raise PackageError(
@@ -57,7 +57,7 @@ class LoadedFiles:
 def _state(path: Path) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Which file it is, and its size and time."""
     try:
-        found = os.stat(path)  # noqa: PTH116  # once a request
+        status = os.stat(path)  # noqa: PTH116  # once a request
     except OSError:
         return None
-    return (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns)
+    return (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)

@@ -27,12 +27,12 @@ def on_gpu(package: Package, provider: str, *, has_float16: bool, memory: int) -
     opened: dict[Path, Package] = {}
     for path in paths:
         try:
-            found = package if path == package.folder / own else open_package(path)
+            candidate = package if path == package.folder / own else open_package(path)
         except PackageError as error:
             _log.info("'%s' is not run: %s", path.name, error)
             continue
-        if found.external is not None and provider not in found.external.faults:
-            opened[path] = found
+        if candidate.external is not None and provider not in candidate.external.faults:
+            opened[path] = candidate
     chosen = best(list(opened), memory or None)
     if chosen is None:
         return package

@@ -35,13 +35,13 @@ def _hadamard(size: int) -> F32:
 
 def rotated_factors(decoder: Decoder, factors: Mapping[str, tuple[F32, F32]]) -> dict[str, tuple[F32, F32]]:
     """An adapter's factors for the same model with rotated values. factors: as adapters.Adapter has them."""
-    found = dict(factors)
+    result = dict(factors)
     for attention in decoder.attentions:
         block = block_of(attention.head_dim)
-        if attention.v.name in found:
-            a, b = found[attention.v.name]
-            found[attention.v.name] = a, rotate(b, block)
-        if attention.o.name in found:
-            a, b = found[attention.o.name]
-            found[attention.o.name] = np.ascontiguousarray(rotate(a.T, block).T), b
-    return found
+        if attention.v.name in result:
+            a, b = result[attention.v.name]
+            result[attention.v.name] = a, rotate(b, block)
+        if attention.o.name in result:
+            a, b = result[attention.o.name]
+            result[attention.o.name] = np.ascontiguousarray(rotate(a.T, block).T), b
+    return result

@@ -169,17 +169,17 @@ class Package:
             return fault
         path = self.folder / name
         try:
-            found = sha256(path)
+            digest = sha256(path)
         except OSError as error:
             return f"cannot read '{path}' ({error.strerror or error})"
-        if found != entry.sha256:
-            return f"'{path}' is damaged: its sha256 is {found}, the manifest says {entry.sha256}"
+        if digest != entry.sha256:
+            return f"'{path}' is damaged: its sha256 is {digest}, the manifest says {entry.sha256}"
         return ""
 
     def faults(self) -> dict[str, str]:
         """Reads every file once: what is wrong with those that differ from what was exported, by their names."""
-        found = {name: self.fault(name) for name in self.files}
-        return {name: fault for name, fault in found.items() if fault}
+        faults = {name: self.fault(name) for name in self.files}
+        return {name: fault for name, fault in faults.items() if fault}
 
     def check(self) -> None:
         """Reads every file once; PackageError when any differs from what was exported.
@@ -210,9 +210,9 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     when its manifest names files outside of it, or a link leads out of it (embedllm/package/links.py).
     """
     path = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
-    if (found := _external(path)) is not None:
-        _check_links(found)
-        return found
+    if (external := _external(path)) is not None:
+        _check_links(external)
+        return external
     package = _listed(path)
     _check_links(package)
     if package.shards:
@@ -276,9 +276,9 @@ def _check_samples(package: Package) -> None:
     """Raises PackageError for weights of which parts are not as exported: of the right size, but zero, say."""
     for name, entry in package.files.items():
         path = package.folder / name
-        if entry.sampled_sha256 and (found := sampled_sha256(path)) != entry.sampled_sha256:
+        if entry.sampled_sha256 and (value := sampled_sha256(path)) != entry.sampled_sha256:
             raise PackageError(
-                f"'{path}' is damaged: the sha256 of parts of it is {found}, the manifest says {entry.sampled_sha256}. "
+                f"'{path}' is damaged: the sha256 of parts of it is {value}, the manifest says {entry.sampled_sha256}. "
                 f"{_AGAIN}"
             )
 

@@ -35,8 +35,8 @@ def _t5_buckets(distance: NDArray[np.int64], each_side: int, max_distance: int) 
         math.log(max_distance / exact)
     )
     grown = exact + (ratio * np.float32(each_side - exact)).astype(np.int64)
-    found = np.where(size < exact, size, np.minimum(grown, each_side - 1))
-    return np.where(distance < 0, found + each_side, found)
+    bucket = np.where(size < exact, size, np.minimum(grown, each_side - 1))
+    return np.where(distance < 0, bucket + each_side, bucket)
 
 
 def _log_buckets(distance: NDArray[np.int64], count: int, max_distance: int) -> NDArray[np.int64]:

@@ -121,8 +121,8 @@ def _llama3(frequencies: F32, scaling: Llama3Scaling) -> F32:
     if high > low:
         blend = (scaling.original_context / wavelengths - low) / (high - low)
         blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
-    kept = np.where(wavelengths > scaling.original_context / low, frequencies / scaling.factor, blended)
-    return np.where(wavelengths < scaling.original_context / high, frequencies, kept).astype(np.float32)
+    scaled_frequencies = np.where(wavelengths > scaling.original_context / low, frequencies / scaling.factor, blended)
+    return np.where(wavelengths < scaling.original_context / high, frequencies, scaled_frequencies).astype(np.float32)
 
 
 def _yarn(frequencies: F32, rope: Rope, scaling: YarnScaling) -> F32:

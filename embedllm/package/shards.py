@@ -29,13 +29,13 @@ def read_shards(manifest: Mapping[str, object], sizes: Mapping[str, int]) -> dic
     if SHARDS not in manifest:
         return {}
     section = section_of(manifest, SHARDS)
-    found = {name: _shards_of(name, section, sizes) for name in section}
-    taken = set(sizes)
-    for shard in (shard for shards in found.values() for shard in shards):
-        if shard.file in taken:
+    by_file = {name: _shards_of(name, section, sizes) for name in section}
+    names = set(sizes)
+    for shard in (shard for shards in by_file.values() for shard in shards):
+        if shard.file in names:
             raise PackageError(f"it names the file '{shard.file}' twice.")
-        taken.add(shard.file)
-    return found
+        names.add(shard.file)
+    return by_file
 
 
 def sharded_copy(folder: Path, shards: Mapping[str, Sequence[Shard]]) -> PackageError:

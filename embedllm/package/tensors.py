@@ -181,34 +181,34 @@ def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
 
 def norms(decoder: Decoder) -> Iterator[Norm]:
     """Every norm of a model, in the order in which they are stored."""
-    found = [decoder.embedding_norm, decoder.per_layer_embedding and decoder.per_layer_embedding.norm]
+    all_norms = [decoder.embedding_norm, decoder.per_layer_embedding and decoder.per_layer_embedding.norm]
     bias = decoder.encoder and decoder.encoder.position_bias
-    found += [bias.norm] if isinstance(bias, DisentangledAttention) else []
-    found += [decoder.mtp.embedding_norm, decoder.mtp.hidden_norm] if decoder.mtp is not None else []
-    found += [decoder.eagle.hidden_norm] if decoder.eagle is not None else []
+    all_norms += [bias.norm] if isinstance(bias, DisentangledAttention) else []
+    all_norms += [decoder.mtp.embedding_norm, decoder.mtp.hidden_norm] if decoder.mtp is not None else []
+    all_norms += [decoder.eagle.hidden_norm] if decoder.eagle is not None else []
     for layer in decoder.layers:
         mixer = layer.attention
         inner = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
         inner += [each.norm for each in (mixer, layer.ssm) if isinstance(each, DeltaNet | Mamba2)]
-        found += [layer.attention_norm, *inner, layer.attention_post_norm]
+        all_norms += [layer.attention_norm, *inner, layer.attention_post_norm]
         if isinstance(mixer, Attention) and mixer.mla is not None:
-            found += [mixer.mla.q_norm, mixer.mla.kv_norm]
-        found += [layer.mlp_norm, layer.mlp_post_norm]
+            all_norms += [mixer.mla.q_norm, mixer.mla.kv_norm]
+        all_norms += [layer.mlp_norm, layer.mlp_post_norm]
         if isinstance(layer.mlp, Moe) and (own := layer.mlp.norms) is not None:
-            found += [own.router, own.experts, own.experts_post, own.shared, own.shared_post]
-        found += [part and part.norm for part in (layer.per_layer_input, layer.altup, layer.laurel)]
-    found += [decoder.norm, *(step.norm for step in (decoder.encoder.dense if decoder.encoder else ()))]
+            all_norms += [own.router, own.experts, own.experts_post, own.shared, own.shared_post]
+        all_norms += [part and part.norm for part in (layer.per_layer_input, layer.altup, layer.laurel)]
+    all_norms += [decoder.norm, *(step.norm for step in (decoder.encoder.dense if decoder.encoder else ()))]
     if decoder.vision is not None:
         for layer in decoder.vision.layers:
             mixer = layer.attention
             inner = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
-            found += [layer.attention_norm, *inner, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm]
+            all_norms += [layer.attention_norm, *inner, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm]
         if isinstance(decoder.vision, DynamicVision):
             mergers = decoder.vision.mergers
-            found += [decoder.vision.patches_norm, *(norm for merger in mergers for norm in merger.norms)]
+            all_norms += [decoder.vision.patches_norm, *(norm for merger in mergers for norm in merger.norms)]
         else:
-            found += [decoder.vision.norm, decoder.vision.projector_norm]
-    yield from (norm for norm in found if norm is not None)
+            all_norms += [decoder.vision.norm, decoder.vision.projector_norm]
+    yield from (norm for norm in all_norms if norm is not None)
 
 
 def vectors(decoder: Decoder) -> Iterator[Vector]:
@@ -369,7 +369,7 @@ def kv_windows(decoder: Decoder) -> tuple[int | None, ...]:
         if isinstance(layer.attention, Attention):
             readers.setdefault(decoder.kv_number(index), []).append(layer.attention.window)
     windows = [readers[number] for number in sorted(readers)]
-    return tuple(None if None in found else max(window or 0 for window in found) for found in windows)
+    return tuple(None if None in group else max(window or 0 for window in group) for group in windows)
 
 
 def kv_shapes(decoder: Decoder | ExternalGraph, kv: str = "") -> list[tuple[int, int, int]]:

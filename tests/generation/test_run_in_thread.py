@@ -111,13 +111,13 @@ def test_cancelling_the_task_ends_the_replies_and_frees_what_they_used(
     llm: Model, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = threading.Event()
-    taken = llm.runner.sequences.taken
+    take = llm.runner.sequences.take
 
     def noting(*arguments: object, **options: object) -> object:
         begun.set()
-        return taken(*arguments, **options)  # type: ignore[arg-type]  # as they came
+        return take(*arguments, **options)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(llm.runner.sequences, "taken", noting)
+    monkeypatch.setattr(llm.runner.sequences, "take", noting)
     calls = {
         "agenerate_batch": lambda: llm.agenerate_batch(["a", "b"], GREEDY, max_tokens=500, stop_tokens=()),
         "agenerate_n": lambda: llm.agenerate_n("a", 50, GREEDY, max_tokens=500, stop_tokens=()),

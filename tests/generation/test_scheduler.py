@@ -255,7 +255,7 @@ class Schedules(RuleBasedStateMachine):
 
     def kv_is_within_its_memory(self) -> None:
         """Before each run, unless there is one request only: that is never kept from running."""
-        if self.pool.kv_tokens is None or self.pool._held() <= self.pool.kv_tokens:
+        if self.pool.kv_tokens is None or self.pool._count_reserved_tokens() <= self.pool.kv_tokens:
             return
         running = self.scheduler.running
         assert not any(kept.tokens for kept in self.kept if not kept.is_running)

@@ -144,19 +144,19 @@ class ExternalGraphSession:
         check_tokens(
             tokens, start, vocabulary=described.vocabulary, limit=self._engine.context, remedy=self._engine.remedy
         )
-        held = self._kv.held()
+        values = self._kv.save()
         parts: list[F32] = []
         try:
             for piece in self._pieces(tokens, each=each):
                 rows = self._run(piece, each=each)
                 if each and len(rows) < len(piece):  # the graph gives those of the last token only
                     self._inputs.gives_all = False
-                    self._kv.put_back(held)
+                    self._kv.put_back(values)
                     self.position = start
                     return self._feed(tokens, each=True)
                 parts = [*parts, rows] if each else [rows[-1:]]
         except BaseException:
-            self._kv.put_back(held)
+            self._kv.put_back(values)
             self.position = start
             raise
         return np.concatenate(parts).astype(np.float32, copy=False)
@@ -190,8 +190,8 @@ class ExternalGraphSession:
             if self.is_stopping:
                 raise Interrupted from error
             raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
-        logits, *given = binding.get_outputs()
-        self._kv.take(given)
+        logits, *present = binding.get_outputs()
+        self._kv.take(present)
         self.position = end
         return logits.numpy()[0]
 

@@ -28,9 +28,9 @@ class Inputs:
     """The inputs of a loaded graph."""
 
     def __init__(self, session: ort.InferenceSession, names: Names) -> None:
-        taken = (*session.get_inputs(), *session.get_overridable_initializers())
-        self._types = {given.name: _TYPES.get(given.type) for given in taken}
-        self._sizes = {given.name: len(given.shape) for given in taken}
+        entries = (*session.get_inputs(), *session.get_overridable_initializers())
+        self._types = {entry.name: _TYPES.get(entry.type) for entry in entries}
+        self._sizes = {entry.name: len(entry.shape) for entry in entries}
         self._names = names
         self.gives_all = True  # logits of every token that is fed, until it is found otherwise
 

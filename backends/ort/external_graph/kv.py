@@ -39,16 +39,16 @@ class CopiedKv:
             binding.bind_ortvalue_input(past, value)
             binding.bind_output(present, *self._placement.where)
 
-    def take(self, given: Sequence[ort.OrtValue]) -> None:
+    def take(self, present: Sequence[ort.OrtValue]) -> None:
         """What a step gave back."""
-        self._values = list(given)
+        self._values = list(present)
 
-    def held(self) -> list[ort.OrtValue]:
+    def save(self) -> list[ort.OrtValue]:
         """To be put back when the steps that follow are undone."""
         return self._values
 
-    def put_back(self, held: list[ort.OrtValue]) -> None:
-        self._values = held
+    def put_back(self, values: list[ort.OrtValue]) -> None:
+        self._values = values
 
     def cut(self, position: int) -> None:
         """Forgets what comes after."""
@@ -58,11 +58,11 @@ class CopiedKv:
     def append(self, position: int, state: Sequence[np.ndarray]) -> None:
         """state: [heads, T, size], of the tokens from `position` on."""
         pairs = zip(self.arrays(), state, strict=True)
-        self._replace([np.concatenate([held, new[None].astype(held.dtype)], axis=2) for held, new in pairs])
+        self._replace([np.concatenate([old, new[None].astype(old.dtype)], axis=2) for old, new in pairs])
 
     def arrays(self) -> list[np.ndarray]:
         """Keys and values of at least the tokens that are held."""
-        return [self._placement.held(value) for value in self._values]
+        return [self._placement.read(value) for value in self._values]
 
     def clear(self) -> None:
         self._values = []
@@ -85,14 +85,14 @@ class AppendedKv:
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
 
-    def take(self, given: Sequence[ort.OrtValue]) -> None:
+    def take(self, present: Sequence[ort.OrtValue]) -> None:
         """Nothing: it is where it belongs."""
 
-    def held(self) -> list[ort.OrtValue]:
+    def save(self) -> list[ort.OrtValue]:
         """Nothing: what comes after a position does not count."""
         return []
 
-    def put_back(self, held: list[ort.OrtValue]) -> None: ...
+    def put_back(self, values: list[ort.OrtValue]) -> None: ...
 
     def cut(self, position: int) -> None: ...
 
@@ -100,13 +100,13 @@ class AppendedKv:
         end = position + state[0].shape[1]
         self.reserve(end)
         for index, new in enumerate(state):
-            array = self._placement.held(self._values[index])
+            array = self._placement.read(self._values[index])
             array[0, :, position:end] = new
             if not self._placement.is_host:  # there it was the buffer itself
                 self._values[index] = self._placement.hold(array)
 
     def arrays(self) -> list[np.ndarray]:
-        return [self._placement.held(value) for value in self._values]
+        return [self._placement.read(value) for value in self._values]
 
     def clear(self) -> None:
         self._values = []
@@ -119,13 +119,13 @@ class AppendedKv:
         return self._capacity if self._placement.pads else end
 
     def _grow(self, end: int) -> None:
-        wanted = max(end, int(self._capacity * _GROWTH))
-        capacity = min(-(-wanted // _STEP) * _STEP, self._context)
+        least = max(end, int(self._capacity * _GROWTH))
+        capacity = min(-(-least // _STEP) * _STEP, self._context)
         for index, value in enumerate(self._values):
-            old = self._placement.held(value)
-            _, heads, held, size = old.shape
+            old = self._placement.read(value)
+            _, heads, old_capacity, size = old.shape
             # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
             new = np.zeros((1, heads, capacity, size), old.dtype)
-            new[:, :, :held] = old
+            new[:, :, :old_capacity] = old
             self._values[index] = self._placement.hold(new)
         self._capacity = capacity

@@ -44,7 +44,7 @@ class Placement:
         with self.lock, device_errors(self.device):
             return self.put(array) if array.size else ort.OrtValue.ortvalue_from_numpy(array)
 
-    def held(self, value: ort.OrtValue) -> np.ndarray:
+    def read(self, value: ort.OrtValue) -> np.ndarray:
         """What is there; on the host that itself, else a copy."""
         with self.lock, device_errors(self.device):
             return value.numpy() if value.device_name().lower() == "cpu" else self.get(value)

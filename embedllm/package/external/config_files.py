@@ -41,21 +41,21 @@ class Texts:
 
     def context(self, stated: object = None) -> int:
         """Most tokens of a sequence. stated: by another file, which goes first. PackageError when none says."""
-        found = (whole(value) for value in (stated, *map(self._config.get, CONTEXTS)))
-        known = next((value for value in found if value is not None), None)
-        if known is None:
+        values = (whole(value) for value in (stated, *map(self._config.get, CONTEXTS)))
+        limit = next((value for value in values if value is not None), None)
+        if limit is None:
             raise PackageError(
                 f"nothing in '{self._folder}' says how many tokens the model holds; expected one of "
                 f"{', '.join(CONTEXTS)} in its config.json. Fetch that file from where the folder came from."
             )
-        return known
+        return limit
 
     def stop_tokens(self, vocabulary: int, stated: object = None) -> list[int]:
         """Those that end a reply. stated: by another file, which goes first. PackageError for one of no use."""
         values = (self._generation.get("eos_token_id"), self._config.get("eos_token_id"))
-        found = next((value for value in (stated, *values) if value is not None), [])
+        config_value = next((value for value in (stated, *values) if value is not None), [])
         tokens: list[int] = []
-        for token in found if isinstance(found, list) else [found]:
+        for token in config_value if isinstance(config_value, list) else [config_value]:
             if type(token) is not int or not 0 <= token < vocabulary:
                 raise PackageError(
                     f"a stop token of '{self._folder}' is {token!r}; expected 0 to {vocabulary - 1}, a token of the "

@@ -36,8 +36,8 @@ def read_external(path: Path) -> Reading | None:
         raise PackageError(fault)
     chosen = path if path.is_file() else None
     for kind in (genai_folder, onnx_folder, openvino_folder):
-        if (found := kind.read(root, chosen)) is not None:
-            return found
+        if (reading := kind.read(root, chosen)) is not None:
+            return reading
     return None
 
 
@@ -84,10 +84,10 @@ def _name(path: Path, reading: Reading) -> str:
 def _entry(path: Path) -> dict[str, object]:
     """A file as it is now. In place of a hash of its bytes, all of which it takes to make, stand its size and time."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise PackageError(
             f"cannot read '{path}' ({error.strerror or error}), which the graph's weights lie in. Fetch that file too."
         ) from error
-    text = f"{path.name} {found.st_size} {found.st_mtime_ns}"
-    return {"bytes": found.st_size, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    text = f"{path.name} {status.st_size} {status.st_mtime_ns}"
+    return {"bytes": status.st_size, "sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -41,8 +41,8 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
 def _preferred(config: Config) -> str:
     """The device of ours that a folder was made for, as its provider_options name it; empty where it is none."""
     options = config.decoder.get("session_options")
-    given = options.get("provider_options") if isinstance(options, Mapping) else None
-    named = (one for one in (given if isinstance(given, list) else ()) if isinstance(one, Mapping))
+    providers = options.get("provider_options") if isinstance(options, Mapping) else None
+    named = (one for one in (providers if isinstance(providers, list) else ()) if isinstance(one, Mapping))
     names = [name.lower() for one in named for name in one]
     return next((_DEVICES[name] for name in names if name in _DEVICES), "")
 

@@ -61,7 +61,7 @@ def read(config: Config) -> Reading:
 
 def _activations(summaries: Sequence[GraphSummary]) -> str:
     """By what the graphs hand on: keys and values are among it."""
-    kinds = {given.kind for summary in summaries for given in summary.outputs}
+    kinds = {output.kind for summary in summaries for output in summary.outputs}
     return "float16" if FLOAT16 in kinds else "float32"
 
 
@@ -92,10 +92,10 @@ def _window(config: Config, context: int) -> Window | None:
 
 
 def _number(data: Mapping[str, object], key: str, config: Config) -> int:
-    found = whole(data.get(key))
-    if found is None or (key == _LAYERS and found > _MOST_LAYERS):
+    number = whole(data.get(key))
+    if number is None or (key == _LAYERS and number > _MOST_LAYERS):
         raise PackageError(
             f"'{key}' of '{config.path}' is {data.get(key)!r:.40}; expected a number from 1 on, without which "
             f"{MAKER} does not run it. Fetch the file again."
         )
-    return found
+    return number

@@ -15,10 +15,10 @@ _PLAIN, _VALUES = 7, {"do_rotary": 0, "local_window_size": -1, "softcap": 0, "sm
 
 def faults(summary: GraphSummary) -> dict[str, str]:
     """By the device that must not run it, what is in the way."""
-    found: dict[str, str] = {}
+    by_device: dict[str, str] = {}
     for device, lack in _faults(summary):
-        found.setdefault(device, lack)
-    return found
+        by_device.setdefault(device, lack)
+    return by_device
 
 
 def _faults(summary: GraphSummary) -> Iterator[tuple[str, str]]:

@@ -40,12 +40,12 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     """chosen: the graph that was asked for; None: the one that suits this machine."""
     if chosen is not None and chosen.suffix != ".onnx":
         return None
-    found = _graphs(root)
-    path = chosen or best(found)
+    graphs = _graphs(root)
+    path = chosen or best(graphs)
     if path is None:
         return None
     texts = Texts(root)
-    passed_over = tuple(one.relative_to(root).as_posix() for one in found if one != path)
+    passed_over = tuple(one.relative_to(root).as_posix() for one in graphs if one != path)
     return reading_of(path, texts, Names(), root=root, maker="transformers.js or optimum", context=texts.context(),
                       kv=texts.kv, passed_over=passed_over, is_asked=chosen is not None)  # fmt: skip
 
@@ -71,7 +71,7 @@ def reading_of(
     """
     summary = read_graph_summary(path)
     check_ends(summary, path)
-    names = found_names(summary, named, path)
+    names = find_names(summary, named, path)
     described, activations = describe(summary, names, path, texts, context=context, kv=kv)
     return Reading(
         root=root,
@@ -90,9 +90,9 @@ def _graphs(root: Path) -> list[Path]:
     """Graphs of the whole decoder, best first; of one folder and one way to name them."""
     for folder in _FOLDERS:
         for base in _BASES:
-            found = [path for path in (root / folder).glob(f"{base}*.onnx") if _GRAPH.fullmatch(path.name)]
-            if any(_ending(path) in _ENDINGS for path in found):
-                return in_order(found, _ENDINGS)
+            graphs = [path for path in (root / folder).glob(f"{base}*.onnx") if _GRAPH.fullmatch(path.name)]
+            if any(_ending(path) in _ENDINGS for path in graphs):
+                return in_order(graphs, _ENDINGS)
     return []
 
 
@@ -102,8 +102,8 @@ def in_order(paths: Sequence[Path], endings: Sequence[str]) -> list[Path]:
 
 
 def _ending(path: Path) -> str:
-    found = _GRAPH.fullmatch(path.name)
-    return (found and found[1]) or ""
+    match = _GRAPH.fullmatch(path.name)
+    return (match and match[1]) or ""
 
 
 def best(paths: Sequence[Path], memory: int | None = None) -> Path | None:
@@ -141,7 +141,7 @@ def check_ends(summary: GraphSummary, path: Path) -> None:
         )
 
 
-def found_names(summary: GraphSummary, names: Names, path: Path) -> Names:
+def find_names(summary: GraphSummary, names: Names, path: Path) -> Names:
     """The names, with the layers that a graph has, and whether its attention appends in place.
 
     Raises PackageError for a graph without keys and values.
@@ -160,9 +160,9 @@ def found_names(summary: GraphSummary, names: Names, path: Path) -> Names:
             f"'{names.past[0] % 0}'. Export it with them (optimum: --task text-generation-with-past), or export the "
             "checkpoint with this library: embedllm export SOURCE OUT."
         )
-    found = replace(names, layers=tuple(layers))
+    full_names = replace(names, layers=tuple(layers))
     rounds = any(node.operator in _ROUNDING for node in (*summary.nodes, *summary.branches))
-    return replace(found, appends=_appends(summary, found), rounds=rounds)
+    return replace(full_names, appends=_appends(summary, full_names), rounds=rounds)
 
 
 def _appends(summary: GraphSummary, names: Names) -> bool:
@@ -231,8 +231,8 @@ def _check_types(inputs: Mapping[str, ValueInfo], names: Names, path: Path) -> N
 
 def _kv_size(one: ValueInfo, kv: tuple[int | None, int | None], path: Path) -> tuple[int, int]:
     if len(one.dims) == 4 and not isinstance(one.dims[2], int):
-        heads, size = (given if isinstance(given, int) else stated
-                       for given, stated in zip(one.dims[1::2], kv, strict=True))  # fmt: skip
+        heads, size = (dim if isinstance(dim, int) else stated
+                       for dim, stated in zip(one.dims[1::2], kv, strict=True))  # fmt: skip
         if heads is not None and size is not None:
             return heads, size
     raise PackageError(

@@ -26,7 +26,7 @@ _ANY = ("?", "-1")  # sizes that are not fixed
 
 
 @dataclass(slots=True)
-class _Found:
+class _Contents:
     inputs: dict[str, int] = field(default_factory=dict)  # number of axes
     states: dict[str, list[str]] = field(default_factory=dict)  # shapes by name
     vocabulary: int | None = None
@@ -37,13 +37,13 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     path = chosen or root / GRAPH
     if path.suffix != ".xml" or not path.is_file():
         return None
-    found, texts = _read(path), Texts(root)
-    vocabulary = found.vocabulary or texts.vocabulary
+    contents, texts = _read(path), Texts(root)
+    vocabulary = contents.vocabulary or texts.vocabulary
     if vocabulary is None:
         raise PackageError(
             f"neither '{path}' nor a config.json says how many tokens the vocabulary has ('vocab_size')."
         )
-    kv = _kv(found, path)
+    kv = _kv(contents, path)
     return Reading(
         root=root,
         graph=path,
@@ -55,7 +55,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
             context=texts.context(),
             vocabulary=vocabulary,
             kv=kv,
-            parameters=found.stored,
+            parameters=contents.stored,
             in_pieces=True,  # until it is found otherwise: backends/openvino/engine.py
         ),
         stop_tokens=texts.stop_tokens(vocabulary),
@@ -68,8 +68,8 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     )
 
 
-def _read(path: Path) -> _Found:
-    found = _Found()
+def _read(path: Path) -> _Contents:
+    contents = _Contents()
     try:
         for layer in _layers(path):
             if layer.get("type") == _ENDLESS:
@@ -77,10 +77,10 @@ def _read(path: Path) -> _Found:
                     f"'{path}' has the operation '{_ENDLESS}', whose number of rounds is not bounded. Such a model is "
                     "not run here; export its checkpoint: embedllm export SOURCE OUT."
                 )
-            _note(found, layer)
+            _note(contents, layer)
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding, too
         raise PackageError(f"'{path}' is no OpenVINO model that can be read: {error}. Fetch the file again.") from error
-    return found
+    return contents
 
 
 def _layers(path: Path) -> Iterator[ElementTree.Element]:
@@ -90,37 +90,37 @@ def _layers(path: Path) -> Iterator[ElementTree.Element]:
             element.clear()
 
 
-def _note(found: _Found, layer: ElementTree.Element) -> None:
+def _note(contents: _Contents, layer: ElementTree.Element) -> None:
     kind, data = layer.get("type"), layer.find("data")
-    given = {} if data is None else data.attrib
+    attributes = {} if data is None else data.attrib
     for port in layer.iterfind("output/port"):
         names = port.get("names", layer.get("name", "")).split(",")
         if kind == "Parameter":
-            known = next((name for name in names if name in _INPUTS), names[0])
-            found.inputs[known] = given.get("shape", "").count(",") + 1
+            input_name = next((name for name in names if name in _INPUTS), names[0])
+            contents.inputs[input_name] = attributes.get("shape", "").count(",") + 1
         elif "logits" in names:
             last = [size.text or "" for size in port.iterfind("dim")][-1:]  # some writers give none
-            found.vocabulary = int(last[0]) if last and last[0].isdecimal() else None
+            contents.vocabulary = int(last[0]) if last and last[0].isdecimal() else None
     if kind == "ReadValue":
-        found.states[given["variable_id"]] = given.get("variable_shape", "").split(",")
+        contents.states[attributes["variable_id"]] = attributes.get("variable_shape", "").split(",")
     elif kind == "Const":
-        found.stored += math.prod(int(size) for size in given.get("shape", "").split(",") if size.strip())
+        contents.stored += math.prod(int(size) for size in attributes.get("shape", "").split(",") if size.strip())
 
 
-def _kv(found: _Found, path: Path) -> tuple[tuple[int, int], ...]:
+def _kv(contents: _Contents, path: Path) -> tuple[tuple[int, int], ...]:
     """By layer. Raises PackageError for a model that is not fed as optimum-intel's are."""
-    odd = sorted(found.inputs.keys() - _INPUTS)
-    lacking = sorted(_NEEDED - found.inputs.keys())
+    odd = sorted(contents.inputs.keys() - _INPUTS)
+    lacking = sorted(_NEEDED - contents.inputs.keys())
     if odd or lacking:
         raise PackageError(
-            f"'{path}' takes {', '.join(repr(name) for name in found.inputs)}; expected input_ids, attention_mask, "
+            f"'{path}' takes {', '.join(repr(name) for name in contents.inputs)}; expected input_ids, attention_mask, "
             "beam_idx and at most position_ids. Export it as a decoder with its state inside: "
             "optimum-cli export openvino --task text-generation-with-past."
         )
-    if (flat := found.inputs.get("position_ids", 2)) != 2:
+    if (flat := contents.inputs.get("position_ids", 2)) != 2:
         raise PackageError(f"'position_ids' of '{path}' has {flat} axes; expected [batch, tokens].")
     shapes: dict[tuple[int, str], tuple[int, int]] = {}
-    for name, shape in found.states.items():
+    for name, shape in contents.states.items():
         match = _STATE.fullmatch(name)
         sizes = [size.strip() for size in shape]
         fixed = [_SIZE.fullmatch(size) is not None for size in sizes]

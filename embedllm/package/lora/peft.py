@@ -95,7 +95,7 @@ def _files(path: Path) -> tuple[Path, Path]:
     """Weights and configuration."""
     if path.is_dir():
         if not (path / WEIGHTS).exists():
-            others = ", ".join(sorted(found.name for found in path.iterdir())[:8]) or "nothing"
+            others = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
             raise PackageError(f"there is no '{WEIGHTS}' in '{path}' (there is {others}); save it with peft >= 0.7.")
         return path / WEIGHTS, path / CONFIG
     if not path.exists():
@@ -136,10 +136,10 @@ def _pairs(tensors: Mapping[str, Tensor], matrices: Iterable[str], path: Path) -
     return {module: (tensors[f"{_BEFORE}{module}{_A}"], tensors[f"{_BEFORE}{module}{_B}"]) for module in modules}
 
 
-def _check_targets(config: PeftConfig, found: Iterable[str], matrices: Iterable[str], path: Path) -> None:
+def _check_targets(config: PeftConfig, modules: Iterable[str], matrices: Iterable[str], path: Path) -> None:
     """A target that the model has and the file lacks was left out when it was written."""
     for target in config.targets:
-        named, there = ([name for name in names if f".{name}".endswith(f".{target}")] for names in (matrices, found))
+        named, there = ([name for name in names if f".{name}".endswith(f".{target}")] for names in (matrices, modules))
         if named and not there:
             raise PackageError(f"'{path}' has no tensors of '{target}', which its '{CONFIG}' lists. Save it again.")
 

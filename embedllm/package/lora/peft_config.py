@@ -47,11 +47,11 @@ class PeftConfig:
     targets: tuple[str, ...]  # ends of the names of modules; none: they are named by a pattern
 
     def rank_of(self, module: str) -> int:
-        return _found(self.ranks, module, self.rank)
+        return _match_pattern(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """What the product with A and B is multiplied by."""
-        rank, alpha = self.rank_of(module), _found(self.alphas, module, self.alpha)
+        rank, alpha = self.rank_of(module), _match_pattern(self.alphas, module, self.alpha)
         return alpha / math.sqrt(rank) if self.roots else alpha / rank
 
 
@@ -87,8 +87,8 @@ def _object(path: Path) -> dict[str, object]:
 def _check_plain(data: Mapping[str, object], path: Path) -> None:
     for key, followed in _PLAIN.items():
         if (value := data.get(key, followed[0])) not in followed:
-            wanted = " or ".join(json.dumps(one) for one in followed if one is not None)
-            raise PackageError(f"'{path}' has '{key}' {json.dumps(value)}; followed is {wanted}. {_INSTEAD}")
+            choices = " or ".join(json.dumps(one) for one in followed if one is not None)
+            raise PackageError(f"'{path}' has '{key}' {json.dumps(value)}; followed is {choices}. {_INSTEAD}")
     for key, value in data.items():
         # numbers and texts belong to a switch, a list or an object, which is refused if it is on
         if key not in _PLAIN and key not in _IDLE and (value is True or (isinstance(value, list | dict) and value)):
@@ -108,10 +108,10 @@ def _alpha(value: object, key: str, path: Path) -> float:
 
 
 def _patterns(data: Mapping[str, object], key: str, path: Path) -> list[tuple[str, object]]:
-    found = data.get(key) or {}
-    if not isinstance(found, dict):
-        raise PackageError(f"'{path}' has '{key}' {json.dumps(found)[:80]}; expected an object.")
-    for pattern in found:
+    patterns = data.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise PackageError(f"'{path}' has '{key}' {json.dumps(patterns)[:80]}; expected an object.")
+    for pattern in patterns:
         # groups could be nested repeats, which take time without end
         if "(" in pattern or len(pattern) > _LONGEST_PATTERN:
             raise PackageError(f"'{path}' has {pattern!r:.80} in '{key}'; followed are patterns without groups.")
@@ -123,9 +123,9 @@ def _patterns(data: Mapping[str, object], key: str, path: Path) -> list[tuple[st
             re.compile(pattern)
         except re.error as error:
             raise PackageError(f"'{path}' has {pattern!r:.80} in '{key}', which is no pattern: {error}.") from error
-    return list(found.items())
+    return list(patterns.items())
 
 
-def _found(values: Mapping[str, _Number], module: str, otherwise: _Number) -> _Number:
+def _match_pattern(values: Mapping[str, _Number], module: str, otherwise: _Number) -> _Number:
     """Of the first pattern that a module's name ends as. Source: get_pattern_key of PEFT 0.21."""
     return next((v for pattern, v in values.items() if re.match(rf"(.*\.)?({pattern})$", module)), otherwise)

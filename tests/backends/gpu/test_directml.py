@@ -155,14 +155,14 @@ def same_replies(cpu: OrtEngine, ours: DirectMLEngine, prompt: list[int], stop: 
 def test_past_and_present_are_one_buffer(tiny: DirectMLEngine) -> None:
     """What is written lands in the buffers that the next step reads, at the same addresses."""
     session = tiny.open()
-    places = {name: value.data_ptr() for name, value in session._held().kv.items()}
+    places = {name: value.data_ptr() for name, value in session._require_buffers().kv.items()}
     session.feed(some_tokens(10))
-    keys = session._held().kv["0.key"].numpy()
+    keys = session._require_buffers().kv["0.key"].numpy()
     assert np.abs(keys[:, :, :10]).min(axis=-1).max() > 0
     assert not keys[:, :, 10:].any()
     session.feed([5])
-    assert session._held().kv["0.key"].numpy()[:, :, 10].any()
-    assert {name: value.data_ptr() for name, value in session._held().kv.items()} == places
+    assert session._require_buffers().kv["0.key"].numpy()[:, :, 10].any()
+    assert {name: value.data_ptr() for name, value in session._require_buffers().kv.items()} == places
 
 
 def test_what_lies_behind_the_sequence_is_never_used(tiny: DirectMLEngine) -> None:
@@ -186,11 +186,11 @@ def test_a_prompt_reads_no_past_at_all(tiny: DirectMLEngine) -> None:
 
 def poison(session: DirectMLSession, start: int) -> None:
     """NaN in the KV from `start` on, in the buffers themselves."""
-    for name, value in session._held().kv.items():
+    for name, value in session._require_buffers().kv.items():
         array = value.numpy()
         array[:, :, start:] = np.nan
         value.update_inplace(array)
-        assert np.isnan(session._held().kv[name].numpy()[:, :, start:]).all()
+        assert np.isnan(session._require_buffers().kv[name].numpy()[:, :, start:]).all()
 
 
 def test_little_that_follows_goes_token_by_token_and_much_is_read_anew(

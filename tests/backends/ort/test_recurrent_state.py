@@ -59,7 +59,7 @@ def run(states: States) -> Run:
 
 
 def value(states: States) -> float:
-    found = states._held["conv.0"].numpy()
+    found = states._current["conv.0"].numpy()
     assert found.shape == (1, 2, 64)
     assert np.ptp(found) == 0
     return float(found.flat[0])
@@ -135,4 +135,4 @@ def test_closed_states_hold_nothing(states: States, run: Run) -> None:
     kept = states.keep()
     states.close()
     del kept
-    assert [states._held, states._next, states._spare] == [{}, {}, []]
+    assert [states._current, states._next, states._spare] == [{}, {}, []]
