@@ -32,12 +32,12 @@ def describe_checkpoint(
     if isinstance(reader, GgufSource):
         return reader.tensors(_of_gguf(reader, context, task or reader.task))
     folder = None if task == "chat" else read_sentence_folder(reader.folder)
-    wanted = task or encoders.task_of(config, folder)
-    if wanted == "chat":
+    chosen_task = task or encoders.task_of(config, folder)
+    if chosen_task == "chat":
         return _described(config, context), reader
-    if folder is not None and wanted == "embed":
+    if folder is not None and chosen_task == "embed":
         reader.folders = folder.folders
-    return encoders.describe_encoder(config, folder, wanted, context), reader
+    return encoders.describe_encoder(config, folder, chosen_task, context), reader
 
 
 def describe_untied(reader: HuggingFaceSource, context: int | None) -> Decoder:
@@ -73,9 +73,9 @@ def check_encoder(decoder: Decoder, recipe: Recipe, options: Mapping[str, object
     """
     if decoder.encoder is None:
         return
-    if asked := incompatible_option(recipe, options):
+    if option := incompatible_option(recipe, options):
         raise ExportError(
-            f"'{decoder.model_type}' is exported as an embedding or reranker model, for which there is no {asked}. "
+            f"'{decoder.model_type}' is exported as an embedding or reranker model, for which there is no {option}. "
             "Leave it out."
         )
 

@@ -75,11 +75,11 @@ def describe_head(package: Package, source: Checkpoint) -> Head:
 
 def _check(package: Package, outer: Config, described: Decoder) -> None:
     target = package.decoder
-    read = outer.integer("target_hidden_size", described.hidden)
-    if (described.hidden, described.vocabulary, read) != (target.hidden, target.vocabulary, target.hidden):
+    size = outer.integer("target_hidden_size", described.hidden)
+    if (described.hidden, described.vocabulary, size) != (target.hidden, target.vocabulary, target.hidden):
         raise ExportError(
             f"the head's hidden size and vocabulary are {described.hidden} and {described.vocabulary:,}, of a target "
-            f"model with hidden size {read}; those of '{package.name}' are {target.hidden} and {target.vocabulary:,}. "
+            f"model with hidden size {size}; those of '{package.name}' are {target.hidden} and {target.vocabulary:,}. "
             "Take a head that was trained for this model."
         )
     if len(described.layers) != 1:
@@ -104,13 +104,13 @@ def _layers_read(config: Config, target: Decoder) -> tuple[int, ...]:
     counted = config.integers(key)
     if counted is None and section is not None:
         counted = [layer + 1 for layer in section.integers(key) or ()]
-    found = tuple(counted or (2, count // 2, count - 3))
-    if not all(0 <= layer < count for layer in found):
+    depths = tuple(counted or (2, count // 2, count - 3))
+    if not all(0 <= layer < count for layer in depths):
         raise ExportError(
-            f"the head reads hidden states behind {', '.join(map(str, found))} layers; expected numbers from 0 to "
+            f"the head reads hidden states behind {', '.join(map(str, depths))} layers; expected numbers from 0 to "
             f"{count - 1}: the target model has {count} layers, and what its last one gives is not read."
         )
-    return found
+    return depths
 
 
 def _reading_both(layer: Layer) -> Layer:
@@ -127,9 +127,9 @@ def _tokens(source: HuggingFaceSource, rows: int, vocabulary: int) -> NDArray[np
     if differences is None and rows == vocabulary:
         return None
     if differences is None or len(differences) != rows:
-        found = "none" if differences is None else f"{len(differences):,} values"
+        count = "none" if differences is None else f"{len(differences):,} values"
         raise ExportError(
-            f"'{_DIFFERENCES}' of the head has {found}; expected {rows:,}, one for each row of 'lm_head'."
+            f"'{_DIFFERENCES}' of the head has {count}; expected {rows:,}, one for each row of 'lm_head'."
         )
     tokens = differences + np.arange(rows)
     if tokens.min() < 0 or tokens.max() >= vocabulary:

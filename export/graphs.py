@@ -111,8 +111,8 @@ def _graphs(decoder: Decoder) -> tuple[Graph, ...]:
 
 def described(graph: Graph, decoder: Decoder, packing: Mapping[str, Packing]) -> Graph:
     """A graph's entry with what its KV of this model holds."""
-    known = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *_OF_HEADS)
-    variant = next((one for one in known if one.name == graph.variant), None)
+    candidates = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *_OF_HEADS)
+    variant = next((one for one in candidates if one.name == graph.variant), None)
     if variant is None:
         return graph
     is_latent = variant.keeps_latent(decoder, packing)
@@ -126,8 +126,8 @@ def build(variant_name: str, model: Model) -> bytes:
         return openvino_model.build(model.decoder, model.layout, model.packing, is_latent=is_latent)
     if variant_name == VISION_OPENVINO:
         return openvino_vision.build(model.decoder, model.layout, model.packing)
-    known = (*VARIANTS, *IMAGES_VARIANTS, *VISION_VARIANTS, *_OF_HEADS)
-    return onnx_bytes(next(variant for variant in known if variant.name == variant_name), model)
+    candidates = (*VARIANTS, *IMAGES_VARIANTS, *VISION_VARIANTS, *_OF_HEADS)
+    return onnx_bytes(next(variant for variant in candidates if variant.name == variant_name), model)
 
 
 def onnx_bytes(
@@ -139,14 +139,14 @@ def onnx_bytes(
     if model.exact:
         variant = dataclasses.replace(variant, accuracy_level=0)
     if model.decoder.encoder is not None:
-        made = onnx_encoder.build(model.decoder, model.layout, model.packing, variant)
-        return made.SerializeToString(deterministic=True)
+        graph = onnx_encoder.build(model.decoder, model.layout, model.packing, variant)
+        return graph.SerializeToString(deterministic=True)
     if is_of_vision:
-        made = onnx_vision.build(model.decoder, model.layout, model.packing, variant)
-        return made.SerializeToString(deterministic=True)
+        graph = onnx_vision.build(model.decoder, model.layout, model.packing, variant)
+        return graph.SerializeToString(deterministic=True)
     if is_embedding:
-        made = onnx_embedding.build(model.decoder, model.layout, model.packing, variant)
-        return made.SerializeToString(deterministic=True)
+        graph = onnx_embedding.build(model.decoder, model.layout, model.packing, variant)
+        return graph.SerializeToString(deterministic=True)
     graph = onnx_graph.build(model.decoder, model.layout, model.packing, variant, scales, read_by=model.read_by)
     return graph.SerializeToString(deterministic=True)
 
@@ -177,7 +177,7 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
         if graph.variant == variant_name
     )
     graph = described(named, package.decoder, packings(package.manifest))
-    data = _made(package, variant_name, tokens)
+    data = _make_graph(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
     is_same = before is not None and before.as_json() == entry
@@ -220,7 +220,7 @@ def stored_layout(package: Package) -> Layout:
     return Layout(b"", placed, package.weights.stat().st_size)
 
 
-def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
+def _make_graph(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
     """The graph, from what is in the folder."""
     header = read_header(package.weights)
     recipe = package.manifest.get("recipe")
@@ -281,15 +281,15 @@ def _with_head(model: Model, package: Package) -> Model:
     )
 
 
-def _check_constants(package: Package, header: TensorFile, entry: str, wanted: bytes) -> None:
+def _check_constants(package: Package, header: TensorFile, entry: str, expected: bytes) -> None:
     """An OpenVINO model has its numbers in an entry of the weights file, which is not written again."""
-    found = header.tensors.get(entry)
+    tensor = header.tensors.get(entry)
     stored = b""
-    if found is not None:
+    if tensor is not None:
         with package.weights.open("rb") as file:
-            file.seek(found.offset)
-            stored = file.read(found.length)
-    if stored != wanted:
+            file.seek(tensor.offset)
+            stored = file.read(tensor.length)
+    if stored != expected:
         raise ExportError(
             f"'{package.weights}' has not the constants that this version's OpenVINO model needs; it was written by "
             f"{package.manifest.get('created_by')}. Export the model again."
@@ -300,7 +300,7 @@ def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) ->
     """The manifest with a graph, or without it when there is no entry of its file."""
     manifest = dict(package.manifest)
     graphs = {g.variant: g for g in package.listed if g.variant != graph.variant}
-    files = {name: found.as_json() for name, found in package.files.items() if name != graph.file}
+    files = {name: file.as_json() for name, file in package.files.items() if name != graph.file}
     if entry is not None:
         graphs[graph.variant], files[graph.file] = graph, entry
     places = {name: place for place, name in enumerate(ALL_NAMES)}

@@ -55,10 +55,10 @@ def add_mtp(folder: str | Path, checkpoint: str | Path, *, bits: int = 8, replac
 
 def mtp_layers(checkpoint: Checkpoint, decoder: Decoder) -> int:
     """How many layers the multi-token prediction heads of a checkpoint have; 0: it has none. decoder: its model."""
-    found = 0
-    while any(checkpoint.has(names.sign) for names in _candidates(checkpoint, decoder, found)):
-        found += 1
-    return found
+    count = 0
+    while any(checkpoint.has(names.sign) for names in _candidates(checkpoint, decoder, count)):
+        count += 1
+    return count
 
 
 def describe_head(package: Package, checkpoint: Checkpoint) -> Head:
@@ -119,13 +119,13 @@ def _names(checkpoint: Checkpoint, whole: Decoder) -> _Names:
             f"'{checkpoint.location.name}' has multi-token prediction heads (MTP) of {layers} layers; those of one "
             "layer are read."
         )
-    found = next((names for names in candidates if checkpoint.has(names.sign)), None)
-    if found is None:
+    match = next((names for names in candidates if checkpoint.has(names.sign)), None)
+    if match is None:
         expected = " or ".join(f"'{names.sign}'" for names in candidates)
         raise ExportError(
             f"'{checkpoint.location.name}' has no multi-token prediction head (MTP); expected a tensor {expected}."
         )
-    return found
+    return match
 
 
 def _candidates(checkpoint: Checkpoint, decoder: Decoder, number: int) -> tuple[_Names, ...]:

@@ -111,12 +111,12 @@ def _make_settings(folder: Path, decoder: Decoder, processor: Processor) -> dict
     """The folder's settings of the image processor, with all that it reads, in the file where it looks for them."""
     both, image = (read_json_object(folder / name) for name in (_PROCESSOR, _SETTINGS))
     inner = _section(both, "image_processor")
-    given = {**inner, **image}
-    known = {key: value for key, value in given.items() if value is not None}
-    wanted = {name: value for name, value in _values(decoder, processor).items() if not _has(known, name, value)}
+    settings = {**inner, **image}
+    values = {key: value for key, value in settings.items() if value is not None}
+    missing = {name: value for name, value in _values(decoder, processor).items() if not _has(values, name, value)}
     if inner and "video_processor" in both:
-        return {_PROCESSOR: {**both, "image_processor": {**known, **wanted}}}
-    return {_SETTINGS: {**known, **wanted}}
+        return {_PROCESSOR: {**both, "image_processor": {**values, **missing}}}
+    return {_SETTINGS: {**values, **missing}}
 
 
 def _values(decoder: Decoder, processor: Processor) -> dict[str, object]:
@@ -124,33 +124,33 @@ def _values(decoder: Decoder, processor: Processor) -> dict[str, object]:
     assert isinstance(processor, FixedSizeProcessor | AnySizeProcessor)  # of all kinds that it runs
     vision, std = decoder.vision, processor.pixels.std
     if isinstance(processor, FixedSizeProcessor):
-        found: dict[str, object] = {"size": {"height": processor.tile, "width": processor.tile}}
+        settings: dict[str, object] = {"size": {"height": processor.tile, "width": processor.tile}}
     else:
         assert isinstance(vision, DynamicVision)
         rule = processor.size_rule
-        found = {"patch_size": vision.patch_size}
+        settings = {"patch_size": vision.patch_size}
         if isinstance(rule, TokenBudget):
-            found |= {"pooling_kernel_size": vision.merge_size, "max_soft_tokens": rule.most_tokens}
+            settings |= {"pooling_kernel_size": vision.merge_size, "max_soft_tokens": rule.most_tokens}
         else:
             assert isinstance(rule, PixelRange)
-            found |= {"min_pixels": rule.min_pixels, "max_pixels": rule.max_pixels, "merge_size": vision.merge_size,
-                      "temporal_patch_size": vision.temporal_patch_size}  # fmt: skip
+            settings |= {"min_pixels": rule.min_pixels, "max_pixels": rule.max_pixels, "merge_size": vision.merge_size,
+                         "temporal_patch_size": vision.temporal_patch_size}  # fmt: skip
     mean = processor.pixels.mean
     if decoder.model_type == _GEMMA_4:  # its model centres values itself: export/openvino/padded_patches.py
         mean, std = tuple(m - s for m, s in zip(mean, std, strict=True)), tuple(2 * one for one in std)
-    found |= {"image_mean": [one / _MOST for one in mean], "image_std": [one / _MOST for one in std]}
-    return {**found, **_RESCALING}
+    settings |= {"image_mean": [one / _MOST for one in mean], "image_std": [one / _MOST for one in std]}
+    return {**settings, **_RESCALING}
 
 
 def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
-def _has(known: Mapping[str, object], name: str, wanted: object) -> bool:
+def _has(settings: Mapping[str, object], name: str, expected: object) -> bool:
     """Whether settings have the value already, but for rounding: then it stays as it is."""
-    given = known.get(name, _RESCALING.get(name))  # left out, it is rescaled so
-    if isinstance(given, Sequence) and isinstance(wanted, Sequence) and len(given) == len(wanted):
-        pairs = zip(given, wanted, strict=True)
+    current = settings.get(name, _RESCALING.get(name))  # left out, it is rescaled so
+    if isinstance(current, Sequence) and isinstance(expected, Sequence) and len(current) == len(expected):
+        pairs = zip(current, expected, strict=True)
         return all(isinstance(one, float | int) and math.isclose(one, value, abs_tol=1e-9) for one, value in pairs)
-    return given == wanted
+    return current == expected

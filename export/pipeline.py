@@ -187,15 +187,15 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     planned = plan(decoder, recipe, prequantized=packed, openvino_images=request.openvino_images)
     size = budget(planned, recipe)
     bits = {packing.bits for name, packing in planned.packing.items() if name not in planned.prequantized}
-    given = {"has_text": request.calibration is not None, "has_importance": request.importance is not None}
-    method = recipe.method or default_method(decoder, bits, **given)
+    calibration = {"has_text": request.calibration is not None, "has_importance": request.importance is not None}
+    method = recipe.method or default_method(decoder, bits, **calibration)
     recipe = dataclasses.replace(recipe, method=method)
     check_model(method, decoder, has_budget=size is not None)
     reads = check_method(
         method,
         bits,
         has_budget=size is not None,
-        **given,
+        **calibration,
     )
     merged = None if lora is None else MergedSource(tensors, lora, decoder)
     source = merged or tensors

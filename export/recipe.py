@@ -73,9 +73,9 @@ def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text
     """
     method = METHODS[name]
     if method.reads and not set(bits) & set(method.bits):
-        found, wanted = (" or ".join(map(str, sorted(set(some)))) for some in (bits, method.bits))
+        present, required = (" or ".join(map(str, sorted(set(some)))) for some in (bits, method.bits))
         raise ExportError(
-            f"at {found} bits there is no matrix of {wanted} bits, which the method '{name}' is for. Leave out the "
+            f"at {present} bits there is no matrix of {required} bits, which the method '{name}' is for. Leave out the "
             "method and its calibration data, or choose fewer bits."
         )
     check_calibration(name, has_budget=has_budget, has_text=has_text, has_importance=has_importance)
@@ -110,11 +110,11 @@ def incompatible_option(recipe: Recipe, options: Mapping[str, object]) -> str:
 
     options: of convert(), by their names; None and False: not given.
     """
-    asked = [name for name, value in options.items() if value not in (None, False)]
+    requested = [name for name, value in options.items() if value not in (None, False)]
     if recipe.way.reads:
-        asked.append(f"the method '{recipe.method}'")
-    asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
-    return asked[0] if asked else ""
+        requested.append(f"the method '{recipe.method}'")
+    requested += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
+    return requested[0] if requested else ""
 
 
 _BITS = 4  # unless a recipe says otherwise

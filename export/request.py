@@ -47,8 +47,8 @@ class ExportRequest:
             raise ValueError(f"exporter is {self.exporter!r}; expected {' or '.join(map(repr, EXPORTERS))}.")
         if self.exporter == "optimum":
             encoder = None if isinstance(self.mmproj, bool) else self.mmproj
-            given = {**self.options, "task": self.task, "mmproj": encoder}
-            if unusable := [name for name, value in given.items() if value]:
+            options = {**self.options, "task": self.task, "mmproj": encoder}
+            if unusable := [name for name, value in options.items() if value]:
                 raise ExportError(f"{', '.join(unusable)}: not with the exporter 'optimum'. Leave it out.")
             return
         check_place(self.out, self.replace, inputs=self.inputs)

@@ -64,9 +64,9 @@ def unlisted(folder: str | Path) -> list[str]:
     """What lies in a package folder, is not listed in its manifest, and so is not copied."""
     package = _read(folder)
     shards = {shard.file for shards in package.shards.values() for shard in shards}
-    known = {MANIFEST, *weight_links(package.files), *shards, *package.files}
-    known = {name.partition("/")[0] for name in known}
-    return sorted(path.name for path in package.folder.iterdir() if path.name not in known)
+    names = {MANIFEST, *weight_links(package.files), *shards, *package.files}
+    names = {name.partition("/")[0] for name in names}
+    return sorted(path.name for path in package.folder.iterdir() if path.name not in names)
 
 
 def cut_in_place(folder: Path, size: int, on_progress: OnProgress = lambda _: None) -> None:
@@ -216,9 +216,9 @@ def _checked(package: Package, name: str) -> Iterator[bytes]:
 def _checked_shard(folder: Path, shard: Shard) -> Iterator[bytes]:
     path, digest, left = folder / shard.file, hashlib.sha256(), shard.bytes
     try:
-        found = path.stat().st_size
-        if found != shard.bytes:
-            raise PackageError(f"'{path}' has {found} bytes; the manifest says {shard.bytes}. Copy it again.")
+        size = path.stat().st_size
+        if size != shard.bytes:
+            raise PackageError(f"'{path}' has {size} bytes; the manifest says {shard.bytes}. Copy it again.")
         with path.open("rb") as file:
             while left and (block := file.read(min(_BLOCK, left))):
                 digest.update(block)

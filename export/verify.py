@@ -93,12 +93,12 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
     reference = engine.open().feed_all(tokens)
     on_progress(Progress("verify", 1, 1 + len(package.graphs)))
     results: dict[str, object] = {"tokens": len(tokens), "seed": _SEED}
-    seen = _see_noise(engine) if any(graph.variant in _OF_VISION for graph in package.graphs) else None
+    noise = _see_noise(engine) if any(graph.variant in _OF_VISION for graph in package.graphs) else None
     for index, graph in enumerate(package.graphs):
-        if seen is not None and graph.variant in _OF_VISION:
-            results[graph.file] = _measure_vision(package, graph, seen)
-        elif seen is not None and graph.variant == MULTIMODAL.name:
-            results[graph.file] = _measure_image(package, graph, engine, seen, tokens)
+        if noise is not None and graph.variant in _OF_VISION:
+            results[graph.file] = _measure_vision(package, graph, noise)
+        elif noise is not None and graph.variant == MULTIMODAL.name:
+            results[graph.file] = _measure_image(package, graph, engine, noise, tokens)
         elif graph.variant in _ON_GPU:
             results[graph.file] = {"not_run": "it reads images only, beside a graph that GPUs run"}
         else:
@@ -151,14 +151,14 @@ class _Image:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Noise:
     """A tile of noise, and what the reference makes of it."""
 
     tile: F32  # [1, 3, height, width]
     features: F32  # [tokens of a tile, the decoder's image_width]
 
 
-def _see_noise(engine: ReferenceEngine) -> _Seen:
+def _see_noise(engine: ReferenceEngine) -> _Noise:
     from embedllm.backends.reference.vision import open_vision
 
     vision = engine.decoder.vision
@@ -166,20 +166,20 @@ def _see_noise(engine: ReferenceEngine) -> _Seen:
     is_dynamic = isinstance(vision, DynamicVision)  # then of an odd size, of a few windows
     sides = (7 * vision.factor, 9 * vision.factor) if is_dynamic else (vision.image_size, vision.image_size)
     tile = np.random.default_rng(_SEED).standard_normal((1, 3, *sides)).astype(np.float32)
-    return _Seen(tile, open_vision(engine).encode(tile))
+    return _Noise(tile, open_vision(engine).encode(tile))
 
 
-def _measure_vision(package: Package, graph: Graph, seen: _Seen) -> dict[str, object]:
+def _measure_vision(package: Package, graph: Graph, noise: _Noise) -> dict[str, object]:
     """The features of a tile, beside the reference's."""
     try:
         encoder = _open_vision(package, graph)
         if encoder is None:
             return {"not_run": _NO_OPENVINO}
-        found = encoder.encode(seen.tile)
+        features = encoder.encode(noise.tile)
     except DeviceError as error:
         raise ExportError(f"'{graph.file}' does not run: {error}") from error
-    gap = np.abs(found - seen.features)
-    deviation = float(np.sqrt(np.square(gap).mean()) / seen.features.std())
+    gap = np.abs(features - noise.features)
+    deviation = float(np.sqrt(np.square(gap).mean()) / noise.features.std())
     if not deviation <= MOST_DEVIATION:
         raise ExportError(
             f"'{graph.file}' does not compute this model: its features differ from the reference's by {deviation:.3g} "
@@ -200,16 +200,16 @@ class _Features:
 
 
 def _measure_image(
-    package: Package, graph: Graph, reference: ReferenceEngine, seen: _Seen, tokens: Sequence[int]
+    package: Package, graph: Graph, reference: ReferenceEngine, noise: _Noise, tokens: Sequence[int]
 ) -> dict[str, object]:
     """The logits of tokens with an image among them, beside the reference's."""
     from embedllm.backends.ort.engine import lacks_image_attention
 
     if lack := lacks_image_attention():
         return {"not_run": lack}
-    engine, rows = _open(package, graph), seen.features[:_ROWS]
+    engine, rows = _open(package, graph), noise.features[:_ROWS]
     assert engine is not None
-    image = _Image(seen.tile, len(rows))
+    image = _Image(noise.tile, len(rows))
     ids = [*tokens[:4], *image_ids(image), *tokens[4:8]]
     logits: list[F32] = []
     for each in (reference, engine):

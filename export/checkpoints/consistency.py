@@ -46,8 +46,8 @@ def check_vectors(decoder: Decoder, source: HuggingFaceSource) -> None:
 
     Such a checkpoint is of another family, or variant of it, than its config.json names, and would compute nonsense.
     """
-    read = {vector.source for vector in vectors(decoder) if vector.source}
-    name = next(source.other_vectors(read | {f"{decoder.head.source}.weight"}), None)
+    sources = {vector.source for vector in vectors(decoder) if vector.source}
+    name = next(source.other_vectors(sources | {f"{decoder.head.source}.weight"}), None)
     if name is not None:
         raise UnsupportedModel(
             f"'{source.folder}' has a tensor '{name}' that is of no part of a '{decoder.model_type}' as its "

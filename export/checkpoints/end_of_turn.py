@@ -18,7 +18,7 @@ def end_of_turn_tokens(marks: Mapping[str, int], named: Iterable[int]) -> list[i
 
     marks: the control and user-defined tokens, or those that a tokenizer.json adds, by their texts.
     """
-    known = sorted(marks[text] for text in _TEXTS & marks.keys())
+    by_text = sorted(marks[text] for text in _TEXTS & marks.keys())
     has_messages = any(marks.keys() >= texts for texts in _OF_A_REPLY)
     continuing = marks.get(_OF_A_MESSAGE) if has_messages else None
-    return [token for token in dict.fromkeys([*named, *known]) if token != continuing]
+    return [token for token in dict.fromkeys([*named, *by_text]) if token != continuing]

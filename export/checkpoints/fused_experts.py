@@ -94,12 +94,12 @@ class _Stacked:
     part: int = 0
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        found = self.tensor.shape
+        dims = self.tensor.shape
         _check_floats(name, self.tensor)
-        if len(found) != 3 or self.number >= found[0] or found[1] % self.parts:
-            raise ExportError(f"the experts of '{name}' are {list(found)} together; expected [experts, rows, columns], "
+        if len(dims) != 3 or self.number >= dims[0] or dims[1] % self.parts:
+            raise ExportError(f"the experts of '{name}' are {list(dims)} together; expected [experts, rows, columns], "
                               f"{self.number + 1} experts at least.")  # fmt: skip
-        _check_shape(name, (found[1] // self.parts, found[2]), shape)
+        _check_shape(name, (dims[1] // self.parts, dims[2]), shape)
 
     def rows(self, read: Read, start: int, stop: int) -> F32:
         _, rows, columns = self.tensor.shape
@@ -148,11 +148,11 @@ class _Transposed:
     tensor: Tensor
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        found = self.tensor.shape
+        dims = self.tensor.shape
         _check_floats(name, self.tensor)
-        if len(found) != 3:
-            raise ExportError(f"tensor '{name}' is {list(found)}; expected [experts, columns, rows].")
-        _check_shape(name, (found[0] * found[2], found[1]), shape)
+        if len(dims) != 3:
+            raise ExportError(f"tensor '{name}' is {list(dims)}; expected [experts, columns, rows].")
+        _check_shape(name, (dims[0] * dims[2], dims[1]), shape)
 
     def rows(self, read: Read, start: int, stop: int) -> F32:
         _, columns, rows = self.tensor.shape
@@ -172,11 +172,11 @@ class _Biases:
     tensor: Tensor
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        found = self.tensor.shape
+        dims = self.tensor.shape
         _check_floats(name, self.tensor)
-        if len(found) != 2:
-            raise ExportError(f"tensor '{name}' is {list(found)}; expected [experts, rows].")
-        _check_shape(name, (found[0] * found[1],), shape)
+        if len(dims) != 2:
+            raise ExportError(f"tensor '{name}' is {list(dims)}; expected [experts, rows].")
+        _check_shape(name, (dims[0] * dims[1],), shape)
 
     def rows(self, read: Read, start: int, stop: int) -> F32:
         size = BYTES[self.tensor.dtype]
@@ -188,8 +188,8 @@ def _check_floats(name: str, tensor: Tensor) -> None:
         raise ExportError(f"tensor '{name}' is {tensor.dtype}; expected F16, BF16 or F32.")
 
 
-def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if found != expected:
+def _check_shape(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if actual != expected:
         raise ExportError(
-            f"the experts of '{name}' are {list(found)} together; config.json calls for {list(expected)}."
+            f"the experts of '{name}' are {list(actual)} together; config.json calls for {list(expected)}."
         )

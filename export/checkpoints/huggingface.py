@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from embedllm.package.packing import Packed, Packing
     from embedllm.types import F32
 
-_KEPT = 8  # tensors: two matrices with scales, zero points and the order of their columns
+_MOST_WHOLE = 8  # tensors: two matrices with scales, zero points and the order of their columns
 _SIGLIP, _NEW_SIGLIP = "vision_tower.vision_model.", "vision_tower."
 _LAYER = re.compile(r"(?:.*?\.)??\d+\.")  # what the names of a layer's tensors begin with
 _CONSTANTS = ("inv_freq", "act_fn.beta", "act_fn.eps")  # the same in every checkpoint
@@ -54,7 +54,7 @@ class HuggingFaceSource:
         self._files = OpenFiles()
         self._lock = threading.Lock()
         self._packings: dict[str, Packing] = {}
-        self._kept: dict[tuple[Path, int], bytearray] = {}  # whole tensors that pieces of several rows are read from
+        self._whole: dict[tuple[Path, int], bytearray] = {}  # whole tensors that pieces of several rows are read from
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
@@ -62,10 +62,10 @@ class HuggingFaceSource:
         named = _weight_files(self.folder)
         more = [f"{folder}/model.safetensors" for folder in self.folders]
         self.location.fetch([*(["model.safetensors"] if named is None else named), *more])
-        found = _find_tensors(self.folder)
+        tensors = _find_tensors(self.folder)
         for folder in self.folders:
-            found |= {f"{folder}/{name}": tensor for name, tensor in _find_tensors(self.folder / folder).items()}
-        return found
+            tensors |= {f"{folder}/{name}": tensor for name, tensor in _find_tensors(self.folder / folder).items()}
+        return tensors
 
     def fetch(self) -> None:
         """Downloads the weights where they are not there yet, and looks at where their tensors lie."""
@@ -84,8 +84,8 @@ class HuggingFaceSource:
         names += [part] if end == "weight" and has_no_suffix(part) else []
         names += [_HEAD] if name in _EMBEDDINGS and self.config.get("tie_word_embeddings") is True else []
         names += [name.replace(_SIGLIP, _NEW_SIGLIP, 1)] if _SIGLIP in name else []
-        found = (each for name in names for each in (name, name.partition(".")[2]) if each in self._tensors)
-        return next(found, None)
+        stored = (each for name in names for each in (name, name.partition(".")[2]) if each in self._tensors)
+        return next(stored, None)
 
     def _tensor(self, name: str) -> Tensor | None:
         stored = self._stored(name)
@@ -107,11 +107,11 @@ class HuggingFaceSource:
         """
         if self._scheme is not None:
             return
-        read = {stored for name in names if (stored := self._stored(name)) is not None}
-        layers = {match[0] for name in read if (match := _LAYER.match(name))}
+        stored_names = {stored for name in names if (stored := self._stored(name)) is not None}
+        layers = {match[0] for name in stored_names if (match := _LAYER.match(name))}
         for name, tensor in self._tensors.items():
             match = _LAYER.match(name)
-            if match is None or match[0] not in layers or name in read or name.endswith(_CONSTANTS):
+            if match is None or match[0] not in layers or name in stored_names or name.endswith(_CONSTANTS):
                 continue
             if len(tensor.shape) == 1 and tensor.dtype in FLOATS and self.rows(name, 0, tensor.shape[0]).any():
                 yield name
@@ -132,8 +132,8 @@ class HuggingFaceSource:
         tensor = self._tensor(name)
         if tensor is None:
             raise ExportError(f"'{self.folder}' has no tensor '{name}', which its config.json calls for.")
-        found = tensor.shape or (1,) if len(tensor.shape) < 2 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
-        if found != shape:
+        dims = tensor.shape or (1,) if len(tensor.shape) < 2 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+        if dims != shape:
             raise ExportError(f"tensor '{name}' is {list(tensor.shape)}; config.json calls for {list(shape)}.")
         if tensor.dtype not in FLOATS:
             raise ExportError(f"tensor '{name}' is {tensor.dtype}; expected F16, BF16 or F32.")
@@ -145,7 +145,7 @@ class HuggingFaceSource:
             return experts.rows(self._read, start, stop)
         packed = self._packed(name)
         if packed is not None:
-            return packed.rows(self._read_kept, start, stop)
+            return packed.rows(self._read_cached, start, stop)
         tensor = self._tensor(name)
         assert tensor is not None, name  # as `check` found
         row_shape = tensor.shape[-1:] if len(tensor.shape) > 1 else ()
@@ -165,45 +165,45 @@ class HuggingFaceSource:
 
     def packing(self, name: str) -> Packing | None:
         """How a tensor is stored so that nothing is lost; None for floats. Raises ExportError where it cannot be."""
-        found = self._packed(name)
-        return None if found is None else self._packing(found)
+        matrix = self._packed(name)
+        return None if matrix is None else self._packing(matrix)
 
     def packed(self, name: str, start: int, stop: int) -> Packed:
         """Rows [start, stop) of a quantized tensor, as they are stored."""
-        found = self._packed(name)
-        assert found is not None, name  # as `packing` found
-        return found.packed(self._read_kept, self._packing(found), start, stop)
+        matrix = self._packed(name)
+        assert matrix is not None, name  # as `packing` found
+        return matrix.packed(self._read_cached, self._packing(matrix), start, stop)
 
     def order(self, name: str) -> NDArray[np.int32] | None:
         """Which of a tensor's columns each packed one is; None: each itself."""
-        found = self._packed(name)
-        return found.order(self._read_kept) if isinstance(found, PackedMatrix) else None
+        matrix = self._packed(name)
+        return matrix.order(self._read_cached) if isinstance(matrix, PackedMatrix) else None
 
     def _packed(self, name: str) -> QuantizedMatrix | None:
-        return find_quantized(self._scheme, self._tensors, name, self._read_kept)
+        return find_quantized(self._scheme, self._tensors, name, self._read_cached)
 
     def _packing(self, matrix: QuantizedMatrix) -> Packing:
         """What it takes a look at all zero points to know."""
         with self._lock:
-            known = self._packings.get(matrix.name)
-        if known is None:
+            packing = self._packings.get(matrix.name)
+        if packing is None:
             matrix.check(matrix.shape)
-            known = self._packings[matrix.name] = matrix.packing(self._read_kept)
-        return known
+            packing = self._packings[matrix.name] = matrix.packing(self._read_cached)
+        return packing
 
-    def _read_kept(self, tensor: Tensor, start: int, count: int) -> bytearray:
+    def _read_cached(self, tensor: Tensor, start: int, count: int) -> bytearray:
         """As _read(); of a tensor that is read whole, the last few are kept: its rows are asked for in pieces."""
         if start or count != tensor.length:
             return self._read(tensor, start, count)
         place = tensor.file, tensor.offset
         with self._lock:
-            raw = self._kept.get(place)
+            raw = self._whole.get(place)
         if raw is None:
             raw = self._read(tensor, start, count)
             with self._lock:
-                self._kept[place] = raw
-                while len(self._kept) > _KEPT:
-                    del self._kept[next(iter(self._kept))]
+                self._whole[place] = raw
+                while len(self._whole) > _MOST_WHOLE:
+                    del self._whole[next(iter(self._whole))]
         return raw
 
     def _read(self, tensor: Tensor, start: int, count: int) -> bytearray:
@@ -232,8 +232,8 @@ def _find_tensors(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors")) if named is None else [folder / name for name in named]
     if not files:
         others = [p.name for p in sorted(folder.iterdir()) if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".onnx")]
-        found = f"found {', '.join(others)}; " if others else ""
-        raise ExportError(f"no safetensors in '{folder}'; {found}expected model.safetensors or its shards.")
+        listing = f"found {', '.join(others)}; " if others else ""
+        raise ExportError(f"no safetensors in '{folder}'; {listing}expected model.safetensors or its shards.")
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:

@@ -61,26 +61,26 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
     path = folder / MODULES
     if not path.exists():
         return None
-    found = SentenceFolder(tokens=_tokens(folder))
+    settings = SentenceFolder(tokens=_tokens(folder))
     for index, (kind, place) in enumerate(_modules(path)):
         if (kind == "Transformer") != (index == 0):
             raise UnsupportedModel(f"module {index} of '{path}' is '{kind}'; expected 'Transformer' first, and once.")
         if kind == "Transformer":
             if place:
                 raise UnsupportedModel(f"the transformer of '{path}' lies in '{place}'; expected it beside that file.")
-        elif kind == "Pooling" and not found.pooling:
-            found = replace(found, pooling=_pooling(folder / place))
-        elif kind == "Dense" and found.pooling and not found.normalize:
-            step = _dense(folder / place, place, len(found.denses))
-            found = replace(found, denses=(*found.denses, step), folders=(*found.folders, place))
-        elif kind == "Normalize" and found.pooling:
-            found = replace(found, normalize=True)
+        elif kind == "Pooling" and not settings.pooling:
+            settings = replace(settings, pooling=_pooling(folder / place))
+        elif kind == "Dense" and settings.pooling and not settings.normalize:
+            step = _dense(folder / place, place, len(settings.denses))
+            settings = replace(settings, denses=(*settings.denses, step), folders=(*settings.folders, place))
+        elif kind == "Normalize" and settings.pooling:
+            settings = replace(settings, normalize=True)
         else:
             raise UnsupportedModel(
                 f"module {index} of '{path}' is '{kind}'; expected Transformer, Pooling, Dense, Normalize."
             )
     prompts, prompt = _prompts(folder)
-    return replace(found, prompts=prompts, prompt=prompt)
+    return replace(settings, prompts=prompts, prompt=prompt)
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -93,13 +93,13 @@ def _modules(path: Path) -> list[tuple[str, str]]:
         raise ExportError(f"cannot read '{path}': {error}.") from error
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
         raise ExportError(f"'{path}' is no list of modules; expected one, each an object with 'type' and 'path'.")
-    found: list[tuple[str, str]] = []
+    modules: list[tuple[str, str]] = []
     for entry in listed:
         kind, place = entry.get("type"), entry.get("path", "")
         if not isinstance(kind, str) or not isinstance(place, str) or place.startswith("/") or ".." in place:
             raise ExportError(f"'{path}' has the module {entry!r}; expected a 'type' and a 'path' inside the folder.")
-        found.append((kind.rpartition(".")[2], place))
-    return found
+        modules.append((kind.rpartition(".")[2], place))
+    return modules
 
 
 def _pooling(place: Path) -> str:
@@ -119,10 +119,10 @@ def _pooling(place: Path) -> str:
 
 def _dense(place: Path, name: str, index: int) -> Dense:
     config = Config(read_json(place / "config.json", "the sizes of a matrix"), f"{name}/config.json")
-    said = config.text("activation_function", "torch.nn.modules.activation.Tanh")
-    activation = said.rpartition(".")[2]
+    class_path = config.text("activation_function", "torch.nn.modules.activation.Tanh")
+    activation = class_path.rpartition(".")[2]
     if activation not in _ACTIVATIONS:
-        raise UnsupportedModel(f"the activation of '{name}' is '{said}'; known: {', '.join(_ACTIVATIONS)}.")
+        raise UnsupportedModel(f"the activation of '{name}' is '{class_path}'; known: {', '.join(_ACTIVATIONS)}.")
     for key in ("module_input_name", "module_output_name"):
         if config.text(key, "sentence_embedding") != "sentence_embedding":
             raise UnsupportedModel(f"'{name}' changes what is no vector of a text ('{key}'); that is not described.")

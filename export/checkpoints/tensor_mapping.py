@@ -58,12 +58,12 @@ def _source_rows(source: Source, linear: Linear, start: int, stop: int) -> F32:
     name, origin = f"{linear.source}.weight", linear.origin
     if origin is None:
         return source.rows(name, start, stop)
-    wanted = places(origin, start, stop)
+    rows = places(origin, start, stop)
     if origin.transposed:
         first = origin.column_start
-        return np.ascontiguousarray(source.rows(name, first, first + linear.columns)[:, wanted].T)
-    found, order = stretches(wanted)
-    return np.concatenate([source.rows(name, first, last) for first, last in found])[order]
+        return np.ascontiguousarray(source.rows(name, first, first + linear.columns)[:, rows].T)
+    spans, order = stretches(rows)
+    return np.concatenate([source.rows(name, first, last) for first, last in spans])[order]
 
 
 def read_vector(source: Source, vector: Vector) -> F32:
@@ -103,10 +103,10 @@ def places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
     return origin.start + ours
 
 
-def stretches(wanted: NDArray[np.int64]) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+def stretches(rows: NDArray[np.int64]) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
     """Rows in any order, read as stretches of neighbours, (first, behind the last); and where in those each row is."""
-    ordered = np.sort(wanted)
+    ordered = np.sort(rows)
     breaks = np.flatnonzero(np.diff(ordered) > _SKIPPED + 1) + 1
-    found = [(int(part[0]), int(part[-1]) + 1) for part in np.split(ordered, breaks)]
-    read = np.concatenate([np.arange(first, last) for first, last in found])
-    return found, np.searchsorted(read, wanted)
+    spans = [(int(part[0]), int(part[-1]) + 1) for part in np.split(ordered, breaks)]
+    span_rows = np.concatenate([np.arange(first, last) for first, last in spans])
+    return spans, np.searchsorted(span_rows, rows)

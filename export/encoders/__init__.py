@@ -31,8 +31,8 @@ _ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "identity"}
 
 def families() -> list[str]:
     """Every model_type that can be exported to embed texts."""
-    found = (name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith(_SHARED))
-    return sorted(_SPELLED.get(name, name) for name in found)
+    names = (name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith(_SHARED))
+    return sorted(_SPELLED.get(name, name) for name in names)
 
 
 def about(model_type: str) -> tuple[str, str]:
@@ -70,15 +70,15 @@ def describe_encoder(
     Raises UnsupportedModel, ExportError.
     """
     model_type = str(config.get("model_type"))
-    known = families()
-    if model_type not in known:
+    names = families()
+    if model_type not in names:
         raise UnsupportedModel(
             f"model_type '{model_type}' is not described here as a model that reads whole texts. Known: "
-            f"{', '.join(known)}.{nearest(model_type, known)}{_CHAT if model_type in decoder_families() else ''}",
+            f"{', '.join(names)}.{nearest(model_type, names)}{_CHAT if model_type in decoder_families() else ''}",
             model_type=model_type,
         )
     if task == "rerank" and not reranks(model_type):
-        scoring = ", ".join(name for name in known if reranks(name))
+        scoring = ", ".join(name for name in names if reranks(name))
         raise UnsupportedModel(
             f"'{model_type}' is not described here as a reranker; those are: {scoring}.", model_type=model_type
         )
@@ -89,8 +89,8 @@ def describe_encoder(
     if task == "rerank":
         encoder = module.scoring(Config(config))
         scores = _score(config)
-        kept = decoder.encoder
-        encoder = replace(kept, pooling=encoder.pooling, dense=encoder.dense, score_activation=scores)
+        base = decoder.encoder
+        encoder = replace(base, pooling=encoder.pooling, dense=encoder.dense, score_activation=scores)
     elif folder is not None:
         limit = min(limit, folder.tokens or limit)
         encoder = folder.applied(decoder.encoder, decoder.hidden)
@@ -113,9 +113,9 @@ def _score(config: Mapping[str, object]) -> str:
             f"config.json has {count} labels ('id2label'): a classifier; expected a reranker, which has one."
         )
     own = config.get("sentence_transformers")
-    said = own.get(_ACTIVATION_KEYS[0]) if isinstance(own, dict) else None
-    said = said or config.get(_ACTIVATION_KEYS[1]) or "Sigmoid"
-    name = str(said).rpartition(".")[2]
+    activation = own.get(_ACTIVATION_KEYS[0]) if isinstance(own, dict) else None
+    activation = activation or config.get(_ACTIVATION_KEYS[1]) or "Sigmoid"
+    name = str(activation).rpartition(".")[2]
     if name not in _ACTIVATIONS:
-        raise UnsupportedModel(f"a score is made by '{said}'; known: {', '.join(_ACTIVATIONS)}.")
+        raise UnsupportedModel(f"a score is made by '{activation}'; known: {', '.join(_ACTIVATIONS)}.")
     return _ACTIVATIONS[name]

@@ -66,7 +66,7 @@ def _check(config: Config) -> None:
     hidden = config.integer("hidden_size")
     if (size := config.integer("embedding_size", hidden)) != hidden:
         raise UnsupportedModel(f"embedding_size is {size}; expected hidden_size, {hidden}.")
-    said = config.value("pos_att_type")
-    terms = said.lower().split("|") if isinstance(said, str) else config.texts("pos_att_type") or []
+    pos_att_type = config.value("pos_att_type")
+    terms = pos_att_type.lower().split("|") if isinstance(pos_att_type, str) else config.texts("pos_att_type") or []
     if {term.strip() for term in terms} != _TERMS:
-        raise UnsupportedModel(f"pos_att_type is {said!r}; expected 'p2c|c2p'.")
+        raise UnsupportedModel(f"pos_att_type is {pos_att_type!r}; expected 'p2c|c2p'.")

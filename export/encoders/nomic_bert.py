@@ -56,11 +56,11 @@ def _first(config: Config, *, has_experts: bool) -> Config:
             f"rotary_emb_fraction is {part:g}, activation_function '{active}', rotary_emb_scale_base "
             f"{config.value('rotary_emb_scale_base')}; expected 1, '{usual}', and none."
         )
-    found = config.named(_KEYS).replaced({"hidden_act": "gelu"} if has_experts else {})
+    result = config.named(_KEYS).replaced({"hidden_act": "gelu"} if has_experts else {})
     if config.has("rotary_scaling_factor"):
         longest = config.integer("max_trained_positions", 2048)
-        found = found.replaced({"max_position_embeddings": min(longest, found.integer("max_position_embeddings"))})
-    return found
+        result = result.replaced({"max_position_embeddings": min(longest, result.integer("max_position_embeddings"))})
+    return result
 
 
 def _mixture(parts: Parts) -> Moe:

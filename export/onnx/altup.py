@@ -35,7 +35,7 @@ class AltUpWriter:
         """Products, scaled to the root mean square of another value; in float32, squares may be large."""
         graph = self.graph
         target = graph.op("Sqrt", [self.mean_square(like, "first")], "first.size")
-        found: list[str] = []
+        scaled_products: list[str] = []
         for at, (matrix, x) in enumerate(zip(matrices, values, strict=True), 1):
             product = self.products.linear(x, [matrix], f"other.{at}")
             square = graph.op(
@@ -43,8 +43,8 @@ class AltUpWriter:
             )
             ratio = graph.op("Div", [target, graph.op("Sqrt", [square], f"other.{at}.size")], f"other.{at}.ratio")
             ratio = self.mlps.activations(ratio, f"other.{at}.ratio.activations")
-            found.append(graph.op("Mul", [product, ratio], f"other.{at}.normalized"))
-        return found
+            scaled_products.append(graph.op("Mul", [product, ratio], f"other.{at}.normalized"))
+        return scaled_products
 
     def mean_square(self, x: str, name: str) -> str:
         single = self.mlps.single(x, f"{name}.single")
@@ -70,13 +70,13 @@ class AltUpWriter:
         graph.scope = scope
         return x, first
 
-    def corrected(self, altup: AltUp, x: str, first: str, made: str) -> str:
-        """The streams, of which `made` was made of the first."""
+    def corrected(self, altup: AltUp, x: str, first: str, output: str) -> str:
+        """The streams, of which `output` was made of the first."""
         graph = self.graph
         graph.scope, scope = f"{graph.scope}.correct", graph.scope
-        share = self.mlps.product(self.weights(altup, made), altup.correct, "share")
+        share = self.mlps.product(self.weights(altup, output), altup.correct, "share")
         share = self.mlps.activations(graph.op("Add", [share, graph.single(1.0)], "share.more"), "share.activations")
-        missed = graph.op("Sub", [made, first], "missed")
+        missed = graph.op("Sub", [output, first], "missed")
         last = graph.op("Unsqueeze", [share, graph.constant(-1)], "share.apart")
         each = graph.op("Mul", [last, graph.op("Unsqueeze", [missed, graph.constant(2)], "missed.apart")], "change")
         x = graph.op("Add", [x, each], "streams")

@@ -124,8 +124,8 @@ class Attentions:
         outputs, name = [output, *present], graph.named("attention")
 
         def write(outputs: Sequence[str], name: str, bias: str, attributes: Mapping[str, float | str]) -> None:
-            given = [*inputs, *past, *self.lengths, *tables, rows, bias, sinks, *scales, *inside]
-            graph.node("GroupQueryAttention", given, outputs, name, MICROSOFT, num_heads=attention.heads,
+            node_inputs = [*inputs, *past, *self.lengths, *tables, rows, bias, sinks, *scales, *inside]
+            graph.node("GroupQueryAttention", node_inputs, outputs, name, MICROSOFT, num_heads=attention.heads,
                        kv_num_heads=attention.kv_heads, **attributes)  # fmt: skip
 
         def branch(kind: str, bias: str, attributes: Mapping[str, float | str]) -> list[str]:
@@ -258,10 +258,10 @@ class Attentions:
             later = graph.op("Log", [graph.op("Add", [times, graph.single(1.0)], "plus_one")], "log")
             more = graph.op("Mul", [later, graph.single(temperature.beta)], "more")
             single = graph.op("Add", [more, graph.single(1.0)], "single")
-            made = single
+            factor = single
             if graph.activations != "float32":
-                made = graph.op("Cast", [single], "times", to=FLOAT_TYPES[graph.activations])
-            self._temperatures[temperature] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
+                factor = graph.op("Cast", [single], "times", to=FLOAT_TYPES[graph.activations])
+            self._temperatures[temperature] = graph.op("Unsqueeze", [factor, graph.constant(-1)], "of_each")
             graph.scope = with_scope
         return self._temperatures[temperature]
 
@@ -337,24 +337,24 @@ class Attentions:
         graph, kind = self.graph, (window, causal)
         if kind not in self._window_masks:
             with_scope, graph.scope = graph.scope, f"windows.{len(self._window_masks)}"
-            keys, axes, seen = self.places(), graph.constant(1, 3), list[str]()
+            keys, axes, masks = self.places(), graph.constant(1, 3), list[str]()
             if window:
                 oldest = graph.op("Sub", [self.positions, graph.constant(window)], "before")
-                seen.append(graph.op("Greater", [keys, graph.op("Unsqueeze", [oldest, axes], "queries")], "near"))
+                masks.append(graph.op("Greater", [keys, graph.op("Unsqueeze", [oldest, axes], "queries")], "near"))
             if causal:
                 queries = graph.op("Unsqueeze", [self.positions, axes], "queries.own")
                 earlier = graph.op("LessOrEqual", [keys, queries], "earlier")
                 if self.variant.takes_embeddings:
                     same = same_image(graph, self.decoder, self.total())
                     earlier = graph.op("Or", [earlier, same], "earlier_or_same")
-                seen.append(earlier)
-            self._window_masks[kind] = self.mask_of(seen[0] if len(seen) == 1 else graph.op("And", seen, "both"))
+                masks.append(earlier)
+            self._window_masks[kind] = self.mask_of(masks[0] if len(masks) == 1 else graph.op("And", masks, "both"))
             graph.scope = with_scope
         return self._window_masks[kind]
 
-    def mask_of(self, seen: str) -> str:
+    def mask_of(self, is_visible: str) -> str:
         graph = self.graph
-        return graph.op("Where", [seen, graph.number(0.0), graph.number(_HIDDEN[graph.activations])], "mask")
+        return graph.op("Where", [is_visible, graph.number(0.0), graph.number(_HIDDEN[graph.activations])], "mask")
 
     def places(self) -> str:
         """The positions of all keys, [total]."""

@@ -41,7 +41,7 @@ class Graph:
         self._layout = layout
         self._names: set[str] = set()  # of the nodes
         self._nodes: list[onnx.NodeProto] = []
-        self._given: set[str] = set()  # outputs of the nodes
+        self._node_outputs: set[str] = set()  # outputs of the nodes
         self._initializers: dict[str, TensorProto] = {}
 
     def node(
@@ -65,7 +65,7 @@ class Graph:
 
     def _append(self, node: onnx.NodeProto) -> None:
         self._nodes.append(node)
-        self._given.update(node.output)
+        self._node_outputs.update(node.output)
 
     def op(
         self,
@@ -98,11 +98,11 @@ class Graph:
         """As choice(), of branches that give several values."""
         kind, branches = FLOAT_TYPES[self.activations], {}
         for attribute, write in (("then_branch", then), ("else_branch", otherwise)):
-            nodes, given = self._nodes, set(self._given)
+            nodes, node_outputs = self._nodes, set(self._node_outputs)
             self._nodes = []
-            made = [helper.make_tensor_value_info(output, kind, None) for output in write()]
-            branches[attribute] = helper.make_graph(self._nodes, f"{name}.{attribute}", [], made)
-            self._nodes, self._given = nodes, given  # nothing outside may read what is inside
+            infos = [helper.make_tensor_value_info(output, kind, None) for output in write()]
+            branches[attribute] = helper.make_graph(self._nodes, f"{name}.{attribute}", [], infos)
+            self._nodes, self._node_outputs = nodes, node_outputs  # nothing outside may read what is inside
         self.node("If", [condition], outputs, name, **branches)
 
     def named(self, name: str) -> str:
@@ -161,7 +161,7 @@ class Graph:
 
     def has(self, name: str) -> bool:
         """Whether a node gives this value."""
-        return name in self._given
+        return name in self._node_outputs
 
     def stored(self, entries: Sequence[str], *, shape: Sequence[int] = (), name: str = "") -> str:
         """An initializer over neighbouring entries of the weights file, joined along their first axis.

@@ -234,8 +234,8 @@ class _Emitter:
         graph.scope = "per_layer_embedding"
         tokens = "input_ids"
         if inputs.table.rows < decoder.vocabulary:
-            known = graph.op("Less", [tokens, graph.constant(inputs.table.rows)], "known")
-            tokens = graph.op("Where", [known, tokens, graph.constant(0)], "tokens")
+            is_known = graph.op("Less", [tokens, graph.constant(inputs.table.rows)], "known")
+            tokens = graph.op("Where", [is_known, tokens, graph.constant(0)], "tokens")
         rows = self.times(products.embedding(inputs.table, tokens), inputs.table_multiplier, "rows.multiplied")
         projected = products.linear(x, [inputs.projection], "projection")
         shape = graph.constant(0, 0, -1, inputs.size)
@@ -250,9 +250,9 @@ class _Emitter:
             own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
             own = self.positions.selected(own, "per_layer_input") if is_last else own
             graph.scope = f"layers.{index}.per_layer_input"
-            made = self.gated_input(layer.per_layer_input, x, own)
+            gated = self.gated_input(layer.per_layer_input, x, own)
             graph.scope = f"layers.{index}"
-            x = graph.op("Add", [x, made], "per_layer_input.sum")
+            x = graph.op("Add", [x, gated], "per_layer_input.sum")
         return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
 
     def gated_input(self, part: PerLayerInput, x: str, per_layer_inputs: str) -> str:
@@ -266,8 +266,8 @@ class _Emitter:
         """The streams behind a layer that computes the first of them."""
         graph = self.graph
         x, first = self.altup_streams.predicted(altup, x)
-        made = self.total(*self.layer(index, layer, first, "", attentions, is_last=False))
-        x = self.altup_streams.corrected(altup, x, first, made)
+        output = self.total(*self.layer(index, layer, first, "", attentions, is_last=False))
+        x = self.altup_streams.corrected(altup, x, first, output)
         assert layer.per_layer_input is not None
         own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
         graph.scope = f"layers.{index}.per_layer_input"
@@ -323,10 +323,10 @@ class _Emitter:
             normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
         elif layer.mlp_norm is not None:
             normed = self.norms.plain(residual, layer.mlp_norm, "mlp_norm")
-        made = self.added(layer, feed_forward(self.mlps, index, layer.mlp, normed), layer.mlp_post_norm, "made")
+        mlp_output = self.added(layer, feed_forward(self.mlps, index, layer.mlp, normed), layer.mlp_post_norm, "made")
         if layer.parallel:
-            made = self.graph.op("Add", [attended, made], "both")
-        return made, residual
+            mlp_output = self.graph.op("Add", [attended, mlp_output], "both")
+        return mlp_output, residual
 
     def beside(self, index: int, ssm: Mamba2, normed: str, *, is_last: bool) -> str:
         """What is added to the output of a layer's attention."""
@@ -334,9 +334,9 @@ class _Emitter:
         graph.scope = f"{scope}.ssm"
         context = self.recurrent.context(index, ssm, normed)
         context = self.positions.selected(context, "context") if is_last else context
-        made = self.products.linear(context, [ssm.o], "o")
+        output = self.products.linear(context, [ssm.o], "o")
         graph.scope = scope
-        return made
+        return output
 
     def added(self, layer: Layer, x: str, norm: Norm | None, name: str) -> str:
         """What is added to the stream, of what a part of a layer made."""

@@ -129,15 +129,15 @@ class _Checker:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
         self.opsets = {entry.domain: entry.version for entry in model.opset_import}
-        given = {info.name: info.type.tensor_type for info in self.graph.input}
-        self.shapes = {name: [d.dim_param or d.dim_value for d in kind.shape.dim] for name, kind in given.items()}
+        inputs = {info.name: info.type.tensor_type for info in self.graph.input}
+        self.shapes = {name: [d.dim_param or d.dim_value for d in kind.shape.dim] for name, kind in inputs.items()}
         self.shapes |= {
             info.name: [d.dim_param or d.dim_value for d in info.type.tensor_type.shape.dim]
             for info in self.graph.output
         }
         self.types = {tensor.name: tensor.data_type for tensor in self.graph.initializer}
-        self.types |= {name: kind.elem_type for name, kind in given.items()}
-        self.constants = {tensor.name for tensor in self.graph.initializer} - given.keys()
+        self.types |= {name: kind.elem_type for name, kind in inputs.items()}
+        self.constants = {tensor.name for tensor in self.graph.initializer} - inputs.keys()
         self.widths = {tensor.name: tensor.dims[-1] for tensor in self.graph.initializer if tensor.dims}
 
     def problems(self) -> Iterator[str]:
@@ -154,8 +154,8 @@ class _Checker:
                 yield from (f"'{node.name}': {lack}" for lack in self.lacks(node, kernel, values))
             source = 0 if kernel is None else kernel.gives
             kind = values.get("to") if source is None else self.types.get(node.input[source])
-            if isinstance(made := values.get("value"), TensorProto):  # of a ConstantOfShape
-                kind = made.data_type
+            if isinstance(value := values.get("value"), TensorProto):  # of a ConstantOfShape
+                kind = value.data_type
             if isinstance(kind, int):
                 self.types |= dict.fromkeys(node.output, kind)
 
@@ -175,8 +175,8 @@ class _Checker:
             if place >= len(node.input) or not node.input[place]:
                 yield f"{node.op_type} needs input {place}"
         for name, value in values.items():
-            taken = kernel.attributes.get(name, frozenset())
-            if taken is not None and value not in taken:
+            supported = kernel.attributes.get(name, frozenset())
+            if supported is not None and value not in supported:
                 yield f"{node.op_type} does not do {name} {value}"
         yield from _SHAPES.get(node.op_type, lambda *_: ())(self, node, values)
 

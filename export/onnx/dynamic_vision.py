@@ -86,8 +86,8 @@ class _Emitter:
             graph.node("Squeeze", [output, graph.constant(0)], ["image_features"], "image_features")
             shape = shape[1:]
         kind = FLOAT_TYPES[graph.activations]
-        made = helper.make_tensor_value_info("image_features", kind, shape)
-        return graph.model(decoder.model_type, image_inputs(vision, self.variant, kind), [made])
+        info = helper.make_tensor_value_info("image_features", kind, shape)
+        return graph.model(decoder.model_type, image_inputs(vision, self.variant, kind), [info])
 
     def embedded(self) -> str:
         """Patches with their positions in the order of squares, [1, patches, hidden]."""
@@ -144,18 +144,18 @@ class _Emitter:
         assert layer.mlp_norm is not None
         assert isinstance(layer.mlp, Mlp)
         context = self.context(index, attention, self.norms.plain(x, layer.attention_norm, "attention_norm"))
-        made = self.products.linear(context, [attention.o], "o")
-        x = graph.op("Add", [x, self.normed(made, layer.attention_post_norm)], "attended.sum")
-        made = self.mlps.mlp(layer.mlp, self.norms.plain(x, layer.mlp_norm, "mlp_norm"))
-        return graph.op("Add", [x, self.normed(made, layer.mlp_post_norm)], "made.sum")
+        output = self.products.linear(context, [attention.o], "o")
+        x = graph.op("Add", [x, self.normed(output, layer.attention_post_norm)], "attended.sum")
+        output = self.mlps.mlp(layer.mlp, self.norms.plain(x, layer.mlp_norm, "mlp_norm"))
+        return graph.op("Add", [x, self.normed(output, layer.mlp_post_norm)], "made.sum")
 
     def normed(self, x: str, norm: Norm | None) -> str:
         return x if norm is None else self.norms.plain(x, norm, norm.name.rsplit(".", 1)[-1])
 
-    def context(self, index: int, attention: Attention, read: str) -> str:
+    def context(self, index: int, attention: Attention, patches: str) -> str:
         """What the patches find, [1, patches, heads * D]."""
         graph, parts = self.graph, [attention.q, attention.k, attention.v]
-        product = self.products.linear(read, parts, "qkv")
+        product = self.products.linear(patches, parts, "qkv")
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
@@ -167,10 +167,10 @@ class _Emitter:
         if self.vision.has_windows(index):
             inputs = [self.in_windows(x) for x in inputs] + ["", WINDOW_MASK]
         scale = {} if attention.scale is None else {"scale": attention.scale}
-        found = graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads, **scale)
+        output = graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads, **scale)
         if not self.vision.has_windows(index):
-            return found
-        flat = graph.op("Reshape", [found, graph.constant(1, -1, attention.o.columns)], "context.flat")
+            return output
+        flat = graph.op("Reshape", [output, graph.constant(1, -1, attention.o.columns)], "context.flat")
         return graph.op("Gather", [flat, WINDOW_PLACES], "context.ordered", axis=1)
 
     def rotated(self, x: str) -> str:
@@ -182,8 +182,8 @@ class _Emitter:
     def in_windows(self, x: str) -> str:
         """[1, patches, heads * D] as [windows, longest, heads * D]."""
         graph = self.graph
-        found = graph.op("Gather", [x, WINDOWS], f"{x}.windows", axis=1)
-        return graph.op("Squeeze", [found, graph.constant(0)], f"{x}.by_window")
+        windows = graph.op("Gather", [x, WINDOWS], f"{x}.windows", axis=1)
+        return graph.op("Squeeze", [windows, graph.constant(0)], f"{x}.by_window")
 
     def pooled(self, pooler: PatchPooler, x: str) -> None:
         """The rows [1, rows, the decoder's hidden] of squares of patches, as the output."""

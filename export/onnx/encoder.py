@@ -82,17 +82,17 @@ class _Emitter:
         earlier = graph.op("Sub", at, "earlier")  # how many tokens a key is before a query
         apart = graph.op("Abs", [earlier], "apart")
         by_distance = self.position_bias(earlier, apart)
-        given = graph.op("Cast", ["attention_mask"], "given", to=TensorProto.BOOL)
-        given = graph.op("Unsqueeze", [given, graph.constant(1, 2)], "given.keys")
+        is_token = graph.op("Cast", ["attention_mask"], "given", to=TensorProto.BOOL)
+        is_token = graph.op("Unsqueeze", [is_token, graph.constant(1, 2)], "given.keys")
         for window in dict.fromkeys(attention.window for attention in self.decoder.attentions):
             name = "all" if window is None else f"window.{window}"
             near = graph.op("Less", [apart, length if window is None else graph.constant(window)], f"{name}.near")
             if self.encoder.causal:
                 before = graph.op("GreaterOrEqual", [earlier, zero], f"{name}.before")
                 near = graph.op("And", [near, before], f"{name}.causal")
-            seen = graph.op("And", [given, near], f"{name}.seen")
+            is_visible = graph.op("And", [is_token, near], f"{name}.seen")
             numbers = [graph.number(value) for value in (0.0, _HIDDEN_SCORE)]
-            hidden = graph.op("Where", [seen, *numbers], name)
+            hidden = graph.op("Where", [is_visible, *numbers], name)
             self.biases[window] = graph.op("Add", [hidden, by_distance], f"{name}.biased") if by_distance else hidden
 
     def position_bias(self, earlier: str, apart: str) -> str:
@@ -132,16 +132,16 @@ class _Emitter:
         rows = graph.op("Unsqueeze", [self.small(bias.table), graph.constant(0)], "places.rows")
         rows = self.normed(rows, bias.norm, "places.normed")
         shape = graph.constant(0, 0, attention.heads, attention.head_dim)
-        found: list[str] = []
+        terms: list[str] = []
         for x, linear, name in ((q, attention.k, "c2p"), (k, attention.q, "p2c")):
             places = graph.op("Reshape", [self.products.linear(rows, [linear], f"{name}.rows"), shape], f"{name}.heads")
             places = graph.op("Transpose", [places], f"{name}.columns", perm=[0, 2, 3, 1])
             x = graph.op("Reshape", [x, shape], f"{name}.tokens")
             x = graph.op("Transpose", [x], f"{name}.by_head", perm=[0, 2, 1, 3])
-            found.append(graph.op("MatMul", [x, places], f"{name}.places"))  # [B, H, T, 2 * buckets]
+            terms.append(graph.op("MatMul", [x, places], f"{name}.places"))  # [B, H, T, 2 * buckets]
         across = graph.op("Transpose", [self.buckets], "buckets.across", perm=[0, 1, 3, 2])
-        of_query = graph.op("GatherElements", [found[0], self.buckets], "c2p", axis=3)
-        of_key = graph.op("GatherElements", [found[1], across], "p2c.across", axis=3)
+        of_query = graph.op("GatherElements", [terms[0], self.buckets], "c2p", axis=3)
+        of_key = graph.op("GatherElements", [terms[1], across], "p2c.across", axis=3)
         of_key = graph.op("Transpose", [of_key], "p2c", perm=[0, 1, 3, 2])
         total = graph.op("Add", [of_query, of_key], "places.sum")
         scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
@@ -167,21 +167,21 @@ class _Emitter:
         """The stream behind a layer."""
         behind, attention = self.encoder.post_norm, layer.attention
         assert isinstance(attention, Attention)  # of all that export/encoders describes
-        read = x if behind else self.normed(x, layer.attention_norm, "attention_norm")
-        made = self.products.linear(self.context(attention, read), [attention.o], "o")
-        x = self.added(layer, x, made, layer.attention_post_norm, "attended")
+        attention_input = x if behind else self.normed(x, layer.attention_norm, "attention_norm")
+        output = self.products.linear(self.context(attention, attention_input), [attention.o], "o")
+        x = self.added(layer, x, output, layer.attention_post_norm, "attended")
         if behind:
-            x = read = self.normed(x, layer.attention_norm, "attention_norm")
+            x = mlp_input = self.normed(x, layer.attention_norm, "attention_norm")
         else:
-            read = self.normed(x, layer.mlp_norm, "mlp_norm")
+            mlp_input = self.normed(x, layer.mlp_norm, "mlp_norm")
         assert layer.mlp is not None, "layers of encoders have one"
-        made = feed_forward(self.mlps, index, layer.mlp, read)
-        x = self.added(layer, x, made, layer.mlp_post_norm, "made")
+        output = feed_forward(self.mlps, index, layer.mlp, mlp_input)
+        x = self.added(layer, x, output, layer.mlp_post_norm, "made")
         return self.normed(x, layer.mlp_norm, "mlp_norm") if behind else x
 
-    def added(self, layer: Layer, x: str, made: str, norm: Norm | None, name: str) -> str:
-        made = self.times(self.normed(made, norm, f"{name}.norm"), layer.residual_multiplier, f"{name}.multiplied")
-        return self.graph.op("Add", [x, made], f"{name}.sum")
+    def added(self, layer: Layer, x: str, more: str, norm: Norm | None, name: str) -> str:
+        more = self.times(self.normed(more, norm, f"{name}.norm"), layer.residual_multiplier, f"{name}.multiplied")
+        return self.graph.op("Add", [x, more], f"{name}.sum")
 
     def normed(self, x: str, norm: Norm | None, name: str) -> str:
         return x if norm is None else self.norms.plain(x, norm, name)
@@ -189,9 +189,9 @@ class _Emitter:
     def times(self, x: str, multiplier: float, name: str) -> str:
         return x if multiplier == 1 else self.graph.op("Mul", [x, self.graph.number(multiplier)], name)
 
-    def context(self, attention: Attention, read: str) -> str:
+    def context(self, attention: Attention, attention_input: str) -> str:
         """What the tokens find, [B, T, heads * D]."""
-        q, k, v = self.products.split_linear(read, [attention.q, attention.k, attention.v], "qkv", "qkv")
+        q, k, v = self.products.split_linear(attention_input, [attention.q, attention.k, attention.v], "qkv", "qkv")
         q, k = self.attentions.normed_and_rotated(attention, q, k)
         k, v = (self.for_each_head(attention, x) for x in (k, v))
         inputs = [q, k, v, "", "", self.disentangled(attention, q, k)]

@@ -95,10 +95,10 @@ class FusedExperts:
         never = graph.op("Sub", [graph.op("Mul", [scores, graph.single(0.0)], "qmoe.none"), graph.single(_NEVER)],
                          "qmoe.never")  # fmt: skip
         chosen = graph.op("ScatterElements", [never, experts, logits], "qmoe.chosen", axis=1)
-        made = self.computed(tokens, self.as_activations(chosen))
+        output = self.computed(tokens, self.as_activations(chosen))
         if graph.activations != "float32":
-            made = graph.op("Cast", [made], "qmoe.single", to=FLOAT_TYPES["float32"])
-        return graph.op("Mul", [made, whole], "qmoe.weighed")
+            output = graph.op("Cast", [output], "qmoe.single", to=FLOAT_TYPES["float32"])
+        return graph.op("Mul", [output, whole], "qmoe.weighed")
 
     def computed(self, tokens: str, logits: str) -> str:
         """What QMoE makes of tokens [N, hidden], whose weights are the softmax over the largest logits [N, experts]."""
@@ -106,12 +106,12 @@ class FusedExperts:
         first, second = (
             {kind: self.rows(runs, kind) for kind in self.kinds(runs)} for runs in (self.inner, self.outer)
         )
-        given = [part.get(kind, "") for part in (first, second) for kind in ("weight", "scale", "bias")]
+        entries = [part.get(kind, "") for part in (first, second) for kind in ("weight", "scale", "bias")]
         # behind what separate gates would take
         zeros = ["", "", "", first["zero"], second["zero"]] if self.packing.stores_zeros else []
         return graph.op(
             "QMoE",
-            [tokens, logits, *given, *zeros],
+            [tokens, logits, *entries, *zeros],
             "qmoe",
             MICROSOFT,
             k=self.moe.top_k,
@@ -145,10 +145,10 @@ class FusedExperts:
         graph, experts, together, size = self.graph, len(runs), len(runs[0]), runs[0][0].rows
         entries = self.entries(runs, kind)
         if together == 1:
-            found = graph.stored_flat(entries, experts, size)
+            rows = graph.stored_flat(entries, experts, size)
         else:
             within = np.arange(size)[:, None] + np.arange(together) * experts * size
             numbers = graph.outer_sum(np.arange(experts) * size, within.reshape(-1))
             every = graph.stored_flat(entries, experts * together * size)
-            found = graph.op("Gather", [every, numbers], f"qmoe.gates_ups.{kind}", axis=0)
-        return self.as_activations(found) if kind in ("scale", "bias") else found
+            rows = graph.op("Gather", [every, numbers], f"qmoe.gates_ups.{kind}", axis=0)
+        return self.as_activations(rows) if kind in ("scale", "bias") else rows

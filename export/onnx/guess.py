@@ -36,8 +36,8 @@ def write_guess(graph: Graph, decoder: Decoder, *, reads_mask_late: bool) -> Non
     share = graph.op("GatherElements", [graph.op("Softmax", ["logits"], "shares", axis=-1), place], "share", axis=-1)
     token = place
     if decoder.head.rows < decoder.vocabulary:
-        found = graph.op("Gather", [graph.stored([DRAFT_TOKENS]), place], "known", axis=0)
-        token = graph.op("Cast", [found], "token", to=TensorProto.INT64)
+        token_id = graph.op("Gather", [graph.stored([DRAFT_TOKENS]), place], "known", axis=0)
+        token = graph.op("Cast", [token_id], "token", to=TensorProto.INT64)
     named = {"token.number": token, "share.number": share}
     numbers = [graph.op("Cast", [x], name, to=TensorProto.FLOAT) for name, x in named.items()]
     graph.node("Concat", numbers, [GUESS], graph.named("numbers"), axis=-1)

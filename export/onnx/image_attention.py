@@ -42,9 +42,9 @@ def attend_plainly(
     q = graph.op("Transpose", [q], "queries", perm=[0, 2, 3, 1, 4])
     scores = graph.op("MatMul", [q, graph.op("Transpose", [keys], "keys.columns", perm=[0, 1, 2, 4, 3])], "scores")
     scores = graph.op("Add", [scores, bias], "scores.masked") if bias else scores
-    found = graph.op("MatMul", [graph.op("Softmax", [scores], "weights", axis=-1), values], "context.by_head")
-    found = graph.op("Transpose", [found], "context.heads", perm=[0, 3, 1, 2, 4])
-    return graph.op("Reshape", [found, graph.constant(0, 0, attention.heads * size)], "context")
+    context = graph.op("MatMul", [graph.op("Softmax", [scores], "weights", axis=-1), values], "context.by_head")
+    context = graph.op("Transpose", [context], "context.heads", perm=[0, 3, 1, 2, 4])
+    return graph.op("Reshape", [context, graph.constant(0, 0, attention.heads * size)], "context")
 
 
 def same_image(graph: Graph, decoder: Decoder, total: str) -> str:

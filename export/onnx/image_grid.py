@@ -30,12 +30,12 @@ def image_inputs(vision: DynamicVision, variant: GraphVariant, kind: int) -> lis
     """The inputs of a variant. kind: ONNX's type of the activations."""
     pixels: tuple[str, int, list[int | str]] = ("pixel_values", kind, [1, 3, "height", "width"])
     if variant.grid_from == "pixels":
-        found = [pixels]
+        inputs = [pixels]
     elif variant.grid_from == "patches":
-        found = [("pixel_values", kind, ["patches", patch_values(vision)]), (IMAGE_GRID, TensorProto.INT64, [1, 3])]
+        inputs = [("pixel_values", kind, ["patches", patch_values(vision)]), (IMAGE_GRID, TensorProto.INT64, [1, 3])]
     else:
-        found = [pixels, *_made_of_size(vision, kind)]
-    return [helper.make_tensor_value_info(name, type_of, shape) for name, type_of, shape in found]
+        inputs = [pixels, *_made_of_size(vision, kind)]
+    return [helper.make_tensor_value_info(name, type_of, shape) for name, type_of, shape in inputs]
 
 
 def patch_values(vision: DynamicVision) -> int:
@@ -46,19 +46,19 @@ def patch_values(vision: DynamicVision) -> int:
 def _made_of_size(vision: DynamicVision, kind: int) -> list[tuple[str, int, list[int | str]]]:
     """Inputs that backends/image_grid.py makes."""
     integer, half = int(TensorProto.INT64), vision.head_dim // 2
-    found: list[tuple[str, int, list[int | str]]] = [(PATCH_ORDER, integer, ["patches"])]
-    found += [(name, kind, ["patches", half]) for name in ROPE] if vision.has_rope else []
+    inputs: list[tuple[str, int, list[int | str]]] = [(PATCH_ORDER, integer, ["patches"])]
+    inputs += [(name, kind, ["patches", half]) for name in ROPE] if vision.has_rope else []
     if vision.positions is not None:
         places, weights = POSITIONS
         count = "taps" if vision.antialias else 2 if vision.positions_by_axis else 4
-        found += [(places, integer, [count, "patches"]), (weights, kind, [count, "patches", 1])]
+        inputs += [(places, integer, [count, "patches"]), (weights, kind, [count, "patches", 1])]
     if vision.window:
-        found += [
+        inputs += [
             (WINDOWS, integer, ["windows", "longest"]),
             (WINDOW_MASK, TensorProto.INT32, ["windows", "longest"]),
             (WINDOW_PLACES, integer, ["patches"]),
         ]
-    return found
+    return inputs
 
 
 def image_grid(graph: Graph, vision: DynamicVision, variant: GraphVariant) -> None:

@@ -51,13 +51,13 @@ class LatentAttentions:
         present = f"present.{number}.key"
         # in place: past and present are one buffer
         graph.node("ScatterND", [f"past_key_values.{number}.key", self._places, new], [present], graph.named("append"))
-        found = graph.choice(
+        latents = graph.choice(
             self._is_few,
             "context.latent",
             then=partial(self._attend_few, attention, q, present),
             otherwise=partial(self._attend_many, attention, q, present),
         )
-        return self._values(attention, mla, found)
+        return self._values(attention, mla, latents)
 
     def _projected(self, attention: Attention, mla: MultiHeadLatent, normed: str) -> tuple[str, str]:
         """Queries for latents [B, heads, T, latent_dim], and what the KV gets [B, T, latent_dim]."""
@@ -67,8 +67,8 @@ class LatentAttentions:
             normed, parts, ["q", "kv_a", "k_rope"], "latents", split="latents.split"
         )
         if mla.q is not None:
-            made = q if mla.q_norm is None else self.norms.plain(q, mla.q_norm, "q.normed")
-            q = products.linear(made, [attention.q], "q.heads")
+            q_latent = q if mla.q_norm is None else self.norms.plain(q, mla.q_norm, "q.normed")
+            q = products.linear(q_latent, [attention.q], "q.heads")
         latent = self.norms.plain(latent, mla.kv_norm, "kv.normed")
         k_rope = self.rotate(k_rope, attention, 1, head_dim=rope_dim)
         new = graph.op("Concat", [k_rope, latent], "k.latent", axis=-1)
@@ -84,11 +84,11 @@ class LatentAttentions:
         absorbed = graph.op("MatMul", [q_nope, self._by_head(attention, attention.k, mla, "k_nope")], "q_nope.absorbed")
         return graph.op("Concat", [q_rope, absorbed], "q.latent", axis=-1), new
 
-    def _values(self, attention: Attention, mla: MultiHeadLatent, found: str) -> str:
+    def _values(self, attention: Attention, mla: MultiHeadLatent, latents: str) -> str:
         """What heads found [B, heads, T, latent_dim], as their values [B, T, heads * value_dim]."""
         graph = self.graph
         bounds = [graph.constant(at) for at in (mla.k.rows, attention.latent_dim, 3)]
-        latent = graph.op("Slice", [found, *bounds], "context.without_rope")
+        latent = graph.op("Slice", [latents, *bounds], "context.without_rope")
         matrices = self._by_head(attention, attention.v, mla, "v")
         transposed = graph.op("Transpose", [matrices], "v.transposed", perm=[0, 2, 1])
         values = graph.op("MatMul", [latent, transposed], "context.heads")
@@ -112,8 +112,8 @@ class LatentAttentions:
         masked = graph.op("Add", [by_head, self._mask], "few.scores")
         weights = graph.op("Softmax", [masked], "few.weights", axis=-1)
         flat = graph.op("Reshape", [weights, graph.constant(0, 1, -1, 0)], "few.flat")
-        found = graph.op("MatMul", [flat, present], "few.found")
-        return graph.op("Reshape", [found, graph.constant(0, heads, -1, attention.latent_dim)], "few.context")
+        latents = graph.op("MatMul", [flat, present], "few.found")
+        return graph.op("Reshape", [latents, graph.constant(0, heads, -1, attention.latent_dim)], "few.context")
 
     def _attend_many(self, attention: Attention, q: str, present: str) -> str:
         """By the operator, which is given no new keys: they are appended already."""
@@ -123,9 +123,9 @@ class LatentAttentions:
         none = graph.op("Slice", [flat, *(graph.constant(*at) for at in ((0, 0), (0, size), (1, 2)))], "many.none")
         scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
         inputs = [flat, none, none, present, present, *self.lengths]
-        found = graph.op("GroupQueryAttention", inputs, "many.attention", MICROSOFT, num_heads=heads, kv_num_heads=1,
-                         scale=scale)  # fmt: skip
-        by_head = graph.op("Reshape", [found, graph.constant(0, 0, heads, size)], "many.by_head")
+        output = graph.op("GroupQueryAttention", inputs, "many.attention", MICROSOFT, num_heads=heads, kv_num_heads=1,
+                          scale=scale)  # fmt: skip
+        by_head = graph.op("Reshape", [output, graph.constant(0, 0, heads, size)], "many.by_head")
         return graph.op("Transpose", [by_head], "many.context", perm=[0, 2, 1, 3])
 
     def _places_of_tokens(self) -> str:
@@ -158,5 +158,5 @@ class LatentAttentions:
         capacity = graph.op("Gather", [shape, graph.constant(2, scalar=True)], "capacity", axis=0)
         zero, one = (graph.constant(each, scalar=True) for each in (0, 1))
         keys = graph.op("Range", [zero, capacity, one], "keys")
-        seen = graph.op("LessOrEqual", [keys, queries], "seen")
-        return graph.op("Where", [seen, graph.number(0.0), graph.number(_HIDDEN)], "mask")
+        is_visible = graph.op("LessOrEqual", [keys, queries], "seen")
+        return graph.op("Where", [is_visible, graph.number(0.0), graph.number(_HIDDEN)], "mask")

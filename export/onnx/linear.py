@@ -71,9 +71,9 @@ class Products:
             zero = graph.cast(graph.constant(1 << packing.bits - 1))
         elif packing.stores_zeros:
             width = -(-groups * packing.bits // 8)
-            held = width * 8 // packing.bits  # a row ends with a whole byte
-            zero = self.nibbles(gathered("zero", [width], name="packed_zero"), packing, [0, 0, held, 1], "zeros")
-            if held > groups:
+            row_groups = width * 8 // packing.bits  # a row ends with a whole byte
+            zero = self.nibbles(gathered("zero", [width], name="packed_zero"), packing, [0, 0, row_groups, 1], "zeros")
+            if row_groups > groups:
                 bounds = [graph.constant(value) for value in (0, groups, 2)]
                 zero = graph.op("Slice", [zero, *bounds], "zeros.given")
 
@@ -136,21 +136,21 @@ class Products:
 
     def clipped(self, x: str, parts: Sequence[Linear], name: str, output: str) -> str:
         """linear() of clipped linears: each clamps what it reads and what it makes to bounds of its own."""
-        graph, made = self.graph, list[str]()
+        graph, results = self.graph, list[str]()
         for at, part in enumerate(parts):
             own = f"{name}.{at}" if len(parts) > 1 else name
             lowest, highest, least, most = (
                 graph.op("Squeeze", [graph.cast(graph.stored([f"{part.name}.{end}"]))], f"{own}.{end}") for end in CLIPS
             )
-            given = graph.op("Clip", [x, lowest, highest], f"{own}.input")
-            product = self.linear(given, [dataclasses.replace(part, clip="")], f"{own}.product")
+            clipped_input = graph.op("Clip", [x, lowest, highest], f"{own}.input")
+            product = self.linear(clipped_input, [dataclasses.replace(part, clip="")], f"{own}.product")
             result = output if output and len(parts) == 1 else graph.named(own)
             graph.node("Clip", [product, least, most], [result], graph.named(own))
-            made.append(result)
-        if len(made) == 1:
-            return made[0]
+            results.append(result)
+        if len(results) == 1:
+            return results[0]
         result = output or graph.named(name)
-        graph.node("Concat", made, [result], graph.named(name), axis=-1)
+        graph.node("Concat", results, [result], graph.named(name), axis=-1)
         return result
 
     def split_linear(
@@ -184,7 +184,7 @@ class Products:
             zero = ""
             if zero_points:
                 zero = self._repeated(self.zeros(parts, packing, beside_minimums=packing.middle), groups, each)
-            given, stored = x, groups * packing.group_size
+            unpadded, stored = x, groups * packing.group_size
             if columns < stored and (each > 1 or not self.variant.ragged_blocks):
                 x, columns = self.padded(x, columns, stored), stored
             graph.node(
@@ -200,7 +200,7 @@ class Products:
                 accuracy_level=self.variant.accuracy_level,
             )
             if adds_minimums:
-                minimums = self.minimum_product(given, parts, packing, name)
+                minimums = self.minimum_product(unpadded, parts, packing, name)
                 graph.node("Add", [product, minimums], [total], f"{name}.with_minimums")
         else:
             floats = self.unpacked(parts, packing, name)
@@ -329,11 +329,11 @@ class Products:
                 return graph.cast(graph.constant(1 << packing.bits - 1))
             if packing.bits == 8:
                 return per_group("zero")
-            held = groups + groups % 2  # a row ends with a whole byte
+            row_groups = groups + groups % 2  # a row ends with a whole byte
             stored_zeros = graph.stored([f"{part.name}.zero" for part in parts])
-            zero = self.nibbles(stored_zeros, packing, [rows, held, 1], f"{name}.zeros")
+            zero = self.nibbles(stored_zeros, packing, [rows, row_groups, 1], f"{name}.zeros")
             bounds = [graph.constant(value) for value in (0, groups, 1)]
-            return zero if held == groups else graph.op("Slice", [zero, *bounds], f"{name}.zeros.given")
+            return zero if row_groups == groups else graph.op("Slice", [zero, *bounds], f"{name}.zeros.given")
 
         centred = weights
         if not packing.has_minimum:

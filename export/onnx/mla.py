@@ -15,8 +15,8 @@ def latent_qkv(products: Products, norms: Norms, attention: Attention, mla: Mult
     parts, outputs = [first, mla.kv, mla.k], ["q", "kv_a", "k_rope"]
     q, small, shared = products.split_linear(normed, parts, outputs, "latents", split="latents.split")
     if mla.q is not None:
-        made = q if mla.q_norm is None else norms.plain(q, mla.q_norm, "q.normed")
-        q = products.linear(made, [attention.q], "q.heads")
+        q_latent = q if mla.q_norm is None else norms.plain(q, mla.q_norm, "q.normed")
+        q = products.linear(q_latent, [attention.q], "q.heads")
     small = norms.plain(small, mla.kv_norm, "kv.normed")
     k, v = products.split_linear(small, [attention.k, attention.v], ["k_nope", "v.own"], "kv", split="kv.split")
     heads, size = attention.heads, attention.head_dim

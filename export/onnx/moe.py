@@ -51,39 +51,39 @@ class Mixtures:
         norms, stream = moe.norms, x
         x = x if norms is None else self.norms.plain(x, norms.experts, "experts.norm")
         tokens = graph.op("Reshape", [x, graph.constant(-1, hidden)], "tokens")
-        read = tokens
+        router_input = tokens
         if norms is not None:
-            read = self.norms.plain(stream, norms.router, "router.norm")
-            read = graph.op("Reshape", [read, graph.constant(-1, hidden)], "router.tokens")
-        total = self.total(index, moe, tokens, read)
+            router_input = self.norms.plain(stream, norms.router, "router.norm")
+            router_input = graph.op("Reshape", [router_input, graph.constant(-1, hidden)], "router.tokens")
+        total = self.total(index, moe, tokens, router_input)
         shape = graph.op("Shape", [x], "mlp.shape")
         mixed = graph.op("Reshape", [total, shape], "mixed")
         if moe.shared is None:
             return mixed
         graph.scope = f"{scope}.shared"
         if norms is not None:
-            made = self.mlps.mlp(moe.shared, self.norms.plain(stream, norms.shared, "norm"))
-            made = self.norms.plain(made, norms.shared_post, "post_norm")
+            output = self.mlps.mlp(moe.shared, self.norms.plain(stream, norms.shared, "norm"))
+            output = self.norms.plain(output, norms.shared_post, "post_norm")
             graph.scope = scope
-            return graph.op("Add", [self.norms.plain(mixed, norms.experts_post, "experts.post_norm"), made], "all")
-        made = self.mlps.mlp(moe.shared, x)
+            return graph.op("Add", [self.norms.plain(mixed, norms.experts_post, "experts.post_norm"), output], "all")
+        output = self.mlps.mlp(moe.shared, x)
         if moe.shared_gate is not None:
             share = graph.op("Sigmoid", [self.mlps.product(x, moe.shared_gate, "share.product")], "share")
-            made = graph.op("Mul", [made, self.mlps.activations(share, "share.activations")], "weighed")
+            output = graph.op("Mul", [output, self.mlps.activations(share, "share.activations")], "weighed")
         graph.scope = scope
-        return graph.op("Add", [mixed, made], "all")
+        return graph.op("Add", [mixed, output], "all")
 
-    def total(self, index: int, moe: Moe, tokens: str, read: str) -> str:
-        """What the chosen experts make of tokens [N, hidden], in the activations' type. read: what the router reads."""
+    def total(self, index: int, moe: Moe, tokens: str, router_input: str) -> str:
+        """What the chosen experts make of tokens [N, hidden], in the activations' type."""
         graph, packing, variant = self.graph, self.products.packing, self.products.variant
         fused = FusedExperts(graph, packing, moe, variant.accuracy_level) if variant.fuses_experts else None
         if fused is None or not fused.fits:
             sums = self.sorted_sum if variant.splits_rows else self.scattered_sum
-            total = sums(moe, tokens, self.chosen(index, moe, read))
+            total = sums(moe, tokens, self.chosen(index, moe, router_input))
         elif fused.chooses_alike:
-            return fused.sum_of_best(tokens, self.routed(moe, read))
+            return fused.sum_of_best(tokens, self.routed(moe, router_input))
         else:
-            choice = self.chosen(index, moe, read)
+            choice = self.chosen(index, moe, router_input)
             total = fused.sum(tokens, choice.scores, choice.weights, choice.experts)
         if moe.bias:
             total = graph.op("Add", [total, graph.stored([experts_bias_name(index)])], "total.biased")
@@ -108,9 +108,9 @@ class Mixtures:
             flat = graph.op("Reshape", [choice.weights, graph.constant(-1, 1)], "weights.flat")
             own = graph.op("Gather", [flat, places], "slots.weight", axis=0)
             rows = graph.op("Mul", [rows, self.mlps.activations(own, "slots.share")], "slots.weighed")
-        made = self.rows_of_experts(moe, rows, counts)
+        expert_rows = self.rows_of_experts(moe, rows, counts)
         back = self.ascending(slots, count, "slots.back")
-        in_order = graph.op("Gather", [made, back], "experts.in_order", axis=1)
+        in_order = graph.op("Gather", [expert_rows, back], "experts.in_order", axis=1)
         apart = graph.op("Reshape", [in_order, graph.constant(-1, moe.top_k, hidden)], "experts.of_token")
         apart = self.mlps.single(apart, "experts.single")
         if not moe.scales_input:
@@ -158,12 +158,12 @@ class Mixtures:
         """The products of each expert's rows and its matrix, one expert's behind the other's."""
         graph, scope = self.graph, self.graph.scope
         whole = graph.named(f"experts.{name}")
-        made: list[str] = []
+        outputs: list[str] = []
         for number, (part, matrix) in enumerate(zip(parts, matrices, strict=True)):
             graph.scope = f"{scope}.experts.{number}"
-            made.append(self.products.linear(part, [matrix], name))
+            outputs.append(self.products.linear(part, [matrix], name))
         graph.scope = scope
-        graph.node("Concat", made, [whole], whole, axis=1)
+        graph.node("Concat", outputs, [whole], whole, axis=1)
         return whole
 
     def scattered_sum(self, moe: Moe, tokens: str, choice: Choice) -> str:
@@ -183,9 +183,9 @@ class Mixtures:
         """The sum [N, hidden] with what one expert adds to its tokens, in float32: the CPU adds no float16 (1.31)."""
         graph = self.graph
         weight = graph.op("Gather", [weights, graph.constant(number, scalar=True)], "weight", axis=1)  # [N]
-        found = graph.op("NonZero", [weight], "found")  # [1, n]
-        places = graph.op("Transpose", [found], "places", perm=[1, 0])  # [n, 1]
-        flat = graph.op("Squeeze", [found, graph.constant(0)], "flat")
+        indices = graph.op("NonZero", [weight], "found")  # [1, n]
+        places = graph.op("Transpose", [indices], "places", perm=[1, 0])  # [n, 1]
+        flat = graph.op("Squeeze", [indices, graph.constant(0)], "flat")
         rows = graph.op("Gather", [tokens, flat], "rows", axis=0)
         shares = graph.op("Gather", [weight, flat], "shares", axis=0)
         share = graph.op("Unsqueeze", [shares, graph.constant(1)], "share")
@@ -196,12 +196,12 @@ class Mixtures:
         )
         if has_minimums:  # the sums of groups are written for three dimensions
             rows = graph.op("Unsqueeze", [rows, graph.constant(0)], "rows.apart")
-        made = self.mlps.mlp(expert, rows)
+        output = self.mlps.mlp(expert, rows)
         if has_minimums:
-            made = graph.op("Squeeze", [made, graph.constant(0)], "made.flat")
+            output = graph.op("Squeeze", [output, graph.constant(0)], "made.flat")
         if not scales_input:
-            made = graph.op("Mul", [made, share], "weighed")
-        added = self.mlps.single(made, "weighed.single")
+            output = graph.op("Mul", [output, share], "weighed")
+        added = self.mlps.single(output, "weighed.single")
         return graph.op("ScatterND", [total, places, added], "sum", reduction="add")
 
     def routed(self, moe: Moe, tokens: str) -> str:
@@ -249,12 +249,12 @@ class Mixtures:
         most = 2 if moe.score_correction_bias else 1
         graph.node("TopK", [split, graph.constant(most)], [f"{counted}.best", f"{counted}.at"], counted, axis=-1)
         of_group = graph.op("ReduceSum", [f"{counted}.best", graph.constant(-1)], "group_sums", keepdims=0)
-        taken = graph.named("groups")
-        graph.node("TopK", [of_group, graph.constant(moe.top_k_groups)], [f"{taken}.sums", taken], taken, axis=-1)
+        groups = graph.named("groups")
+        graph.node("TopK", [of_group, graph.constant(moe.top_k_groups)], [f"{groups}.sums", groups], groups, axis=-1)
         zeros = graph.op("Mul", [of_group, graph.single(0.0)], "no_group")
-        ones = graph.op("Pow", [f"{taken}.sums", graph.single(0.0)], "ones")
-        is_taken = graph.op("ScatterElements", [zeros, taken, ones], "taken", axis=1)
+        ones = graph.op("Pow", [f"{groups}.sums", graph.single(0.0)], "ones")
+        is_taken = graph.op("ScatterElements", [zeros, groups, ones], "taken", axis=1)
         apart = graph.op("Unsqueeze", [is_taken, graph.constant(-1)], "taken.apart")
         mask = graph.op("Cast", [apart], "mask", to=TensorProto.BOOL)
-        kept = graph.op("Where", [mask, split, graph.single(-3e38)], "kept")
-        return graph.op("Reshape", [kept, graph.constant(0, len(moe.experts))], "choosing.grouped")
+        best_scores = graph.op("Where", [mask, split, graph.single(-3e38)], "kept")
+        return graph.op("Reshape", [best_scores, graph.constant(0, len(moe.experts))], "choosing.grouped")

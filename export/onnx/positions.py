@@ -25,8 +25,8 @@ class Positions:
         """seqlens_k [B] and total_sequence_length [] from the attention mask, once for all layers."""
         graph = self.graph
         graph.scope = "lengths"
-        held = graph.op("ReduceSum", ["attention_mask", graph.constant(1)], "sum", keepdims=0)
-        last = graph.op("Sub", [held, graph.constant(1)], "last")
+        count = graph.op("ReduceSum", ["attention_mask", graph.constant(1)], "sum", keepdims=0)
+        last = graph.op("Sub", [count, graph.constant(1)], "last")
         shape = graph.op("Shape", ["attention_mask"], "shape")
         total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
         return [graph.op("Cast", [name], f"{name}.int32", to=TensorProto.INT32) for name in (last, total)]
@@ -50,11 +50,11 @@ class Positions:
         same = graph.op("Equal", ["input_ids", "input_ids"], "new.same")
         new = graph.op("Cast", [same], "new", to=TensorProto.INT64)
         before = graph.op("CumSum", [new, graph.constant(1, scalar=True)], "new.before", exclusive=1)
-        held, count = (
+        total, count = (
             graph.op("ReduceSum", [x, one], f"{name}.count", keepdims=1)
             for x, name in (("attention_mask", "held"), (new, "new"))
         )
-        start = graph.op("Max", [graph.op("Sub", [held, count], "past"), graph.constant(0)], "start")
+        start = graph.op("Max", [graph.op("Sub", [total, count], "past"), graph.constant(0)], "start")
         return graph.op("Add", [start, before], "positions")
 
     def selected(self, x: str, name: str) -> str:

@@ -43,11 +43,11 @@ class Recurrent:
         graph.node("Split", [product, sizes], [entering, z], graph.named("split"), axis=-1)
         passed = self.convolved(index, mixer.kernel, entering, has_bias=False, activation="silu")
         if self.products.variant.fuses_delta_nets:
-            found = self.fused_delta_net(index, mixer, passed, normed)
+            output = self.fused_delta_net(index, mixer, passed, normed)
         else:
-            found = self.plain_delta_net(index, mixer, passed, normed)
-        found = self.norms.heads(found, mixer.norm, mixer.value_heads, mixer.value_dim)
-        return graph.op("Mul", [found, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context")
+            output = self.plain_delta_net(index, mixer, passed, normed)
+        output = self.norms.heads(output, mixer.norm, mixer.value_heads, mixer.value_dim)
+        return graph.op("Mul", [output, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context")
 
     def fused_delta_net(self, index: int, mixer: DeltaNet, passed: str, normed: str) -> str:
         """The delta rule with norms and gates as one operator, [B, T, heads, size]. passed: queries, keys, values."""
@@ -55,12 +55,12 @@ class Recurrent:
         decay, beta = (mlps.product(normed, part, f"{name}.product")
                        for part, name in ((mixer.decay, "decay"), (mixer.beta, "beta")))  # fmt: skip
         rates = [graph.stored([decay_name(index, kind)]) for kind in ("log_decay", "decay_bias")]
-        found, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
+        output, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
         graph.node(
             "GatedDeltaNet",
             [passed, "", "", "", decay, beta, past, *rates],
-            [found, present],
-            found,
+            [output, present],
+            output,
             MICROSOFT,
             scale=mixer.key_dim**-0.5,
             update_rule="gated_delta",
@@ -68,7 +68,7 @@ class Recurrent:
             beta_activation="sigmoid",
             qk_l2_norm=1,
         )
-        return found
+        return output
 
     def plain_delta_net(self, index: int, mixer: DeltaNet, passed: str, normed: str) -> str:
         """The same with norms and gates by operators of their own, [B, T, heads * size]."""
@@ -78,19 +78,19 @@ class Recurrent:
         graph.node("Split", [passed, sizes], [q, k, v], graph.named("qkv.split"), axis=-1)
         q, k = (self.of_length_one(x, mixer.key_heads, mixer.key_dim) for x in (q, k))
         decay, beta = self.gates(index, mixer, normed)
-        found, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
+        output, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
         graph.node(
             "LinearAttention",
             [q, k, v, past, decay, beta],
-            [found, present],
-            found,
+            [output, present],
+            output,
             MICROSOFT,
             q_num_heads=mixer.key_heads,
             kv_num_heads=mixer.value_heads,
             scale=mixer.key_dim**-0.5,
             update_rule="gated_delta",
         )
-        return found
+        return output
 
     def mamba2(self, index: int, mixer: Mamba2, normed: str) -> str:
         graph, parts, heads = self.graph, [mixer.x, mixer.b, mixer.c], mixer.heads
@@ -107,12 +107,12 @@ class Recurrent:
         values = graph.op("Reshape", [x, by_head], "x.by_head")
         each = graph.op("Unsqueeze", [step, graph.constant(-1)], "step.apart")
         entering = graph.op("Reshape", [graph.op("Mul", [values, each], "x.stepped"), flat], "x.flat")
-        found, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
+        output, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
         graph.node(
             "LinearAttention",
             [c, b, entering, past, decay],
-            [found, present],
-            found,
+            [output, present],
+            output,
             MICROSOFT,
             q_num_heads=mixer.groups,
             kv_num_heads=heads,
@@ -122,7 +122,7 @@ class Recurrent:
         entry = decay_name(index, "skip")
         shares = graph.cast(graph.stored([entry], shape=(heads, 1), name=entry))
         skipped = graph.op("Mul", [values, shares], "x.skipped")
-        total = graph.op("Add", [found, graph.op("Reshape", [skipped, flat], "skipped")], "context.total")
+        total = graph.op("Add", [output, graph.op("Reshape", [skipped, flat], "skipped")], "context.total")
         gated = graph.op("Mul", [total, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context.gated")
         if mixer.norm is None:
             return gated

@@ -27,7 +27,7 @@ def signature(
 ) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     """The inputs and the outputs of the graph of a variant. keeps_latent: whether its KV holds latents."""
     kind, integer = FLOAT_TYPES[variant.activations], TensorProto.INT64
-    held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(variant.kv_bits, (kind, 1))
+    kv_type, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(variant.kv_bits, (kind, 1))
     inputs = [_info("input_ids", integer, ["batch", "tokens"])]
     if variant.lengths_from_mask:
         inputs += [_info("attention_mask", integer, ["batch", "total"])]
@@ -70,7 +70,7 @@ def signature(
             heads, size = (1, attention.latent_dim) if keeps_latent else (attention.kv_heads, attention.head_dim)
             shape = ["batch", heads, length, size // per_element]
             parts = ("key",) if keeps_latent else ("key", "value")
-            infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in parts]
+            infos += [_info(f"{prefix}.{number}.{part}", kv_type, shape) for part in parts]
     for name, (state_kind, shape) in state_kinds(decoder, variant).items():
         kind_of_state, layer = name.split(".")
         for infos, called in zip((inputs, outputs), variant.states(kind_of_state, int(layer)), strict=True):

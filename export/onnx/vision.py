@@ -75,18 +75,18 @@ class _Emitter:
         """The stream behind a layer."""
         graph, attention = self.graph, layer.attention
         assert isinstance(attention, Attention)
-        made = self.products.linear(self.context(attention, self.normed(x, layer.attention_norm)), [attention.o], "o")
-        x = graph.op("Add", [x, made], "attended.sum")
+        output = self.products.linear(self.context(attention, self.normed(x, layer.attention_norm)), [attention.o], "o")
+        x = graph.op("Add", [x, output], "attended.sum")
         assert layer.mlp is not None, "layers of encoders have one"
-        made = feed_forward(self.mlps, index, layer.mlp, self.normed(x, layer.mlp_norm))
-        return graph.op("Add", [x, made], "made.sum")
+        output = feed_forward(self.mlps, index, layer.mlp, self.normed(x, layer.mlp_norm))
+        return graph.op("Add", [x, output], "made.sum")
 
     def normed(self, x: str, norm: Norm | None) -> str:
         return x if norm is None else self.norms.plain(x, norm, norm.name.rsplit(".", 1)[-1])
 
-    def context(self, attention: Attention, read: str) -> str:
+    def context(self, attention: Attention, patches: str) -> str:
         """What the patches find, [tiles, patches, heads * D]: all see all."""
-        q, k, v = self.products.split_linear(read, [attention.q, attention.k, attention.v], "qkv", "qkv")
+        q, k, v = self.products.split_linear(patches, [attention.q, attention.k, attention.v], "qkv", "qkv")
         return self.graph.op("MultiHeadAttention", [q, k, v], "context", MICROSOFT, num_heads=attention.heads)
 
     def pooled(self, x: str) -> str:

@@ -37,12 +37,12 @@ def predicted(products: Products, altup: AltUp, x: Value) -> tuple[Value, Value]
     return x, stream(ir, x, 0, "first")
 
 
-def corrected(products: Products, altup: AltUp, x: Value, first: Value, made: Value) -> Value:
-    """The streams, of which `made` was made of the first."""
+def corrected(products: Products, altup: AltUp, x: Value, first: Value, output: Value) -> Value:
+    """The streams, of which `output` was made of the first."""
     ir = products.ir
-    share = products.linear(_weights(products, altup, made), [altup.correct], "share")
+    share = products.linear(_weights(products, altup, output), [altup.correct], "share")
     share = ir.op("Add", [share, ir.constant(1.0, "f32")], "share.more", **BROADCAST)
-    missed = ir.op("Subtract", [made, first], "missed", **BROADCAST)
+    missed = ir.op("Subtract", [output, first], "missed", **BROADCAST)
     share, missed = (
         ir.op("Unsqueeze", [value, ir.constant(at)], f"{name}.apart")
         for value, at, name in ((share, 3, "share"), (missed, 2, "missed"))
@@ -78,15 +78,15 @@ def _scaled(products: Products, matrices: Sequence[Linear], values: Sequence[Val
     """Products, scaled to the root mean square of another value."""
     ir = products.ir
     target = ir.op("Sqrt", [_mean_square(ir, like, "first")], "first.size")
-    found: list[Value] = []
+    scaled_products: list[Value] = []
     for at, (matrix, x) in enumerate(zip(matrices, values, strict=True), 1):
         product = products.linear(x, [matrix], f"other.{at}")
         least = ir.constant(_LEAST, "f32")
         square = ir.op("Maximum", [_mean_square(ir, product, f"other.{at}"), least], f"other.{at}.most", **BROADCAST)
         size = ir.op("Sqrt", [square], f"other.{at}.size")
         ratio = ir.op("Divide", [target, size], f"other.{at}.ratio", m_pythondiv=True, **BROADCAST)
-        found.append(ir.op("Multiply", [product, ratio], f"other.{at}.scaled", **BROADCAST))
-    return found
+        scaled_products.append(ir.op("Multiply", [product, ratio], f"other.{at}.scaled", **BROADCAST))
+    return scaled_products
 
 
 def _mean_square(ir: Ir, x: Value, name: str) -> Value:

@@ -33,7 +33,7 @@ class Shared:
 
 def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, Value]]:
     """The rows of the rotary tables for the positions, for both halves of a head."""
-    found: list[tuple[Value, Value]] = []
+    tables: list[tuple[Value, Value]] = []
     for number, rope in enumerate(decoder.ropes):
         both: list[Value] = []
         for part in ("cos", "sin"):
@@ -42,13 +42,13 @@ def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, V
             rows = ir.op("Gather", [table, positions, ir.constant(0)], f"{name}.rows", batch_dims=0)
             wide = ir.op("Concat", [rows, rows], f"{name}.both", axis=-1)
             both.append(ir.op("Unsqueeze", [wide, ir.constant(1)], f"{name}.by_head"))
-        found.append((both[0], both[1]))
-    return found
+        tables.append((both[0], both[1]))
+    return tables
 
 
 def temperatures(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTemperature, Value]:
     """What queries at the positions are multiplied by."""
-    found: dict[AttentionTemperature, Value] = {}
+    factors: dict[AttentionTemperature, Value] = {}
     kinds = dict.fromkeys(attention.temperature for attention in decoder.attentions)
     ir.is_precise = True  # positions are more than half precision can count
     for number, temperature in enumerate(kind for kind in kinds if kind is not None):
@@ -63,9 +63,9 @@ def temperatures(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTe
         plus_one = ir.op("Add", [floor, ir.constant(1.0, "f32")], f"{name}.plus_one", **BROADCAST)
         more = multiplied(ir, ir.op("Log", [plus_one], f"{name}.log"), temperature.beta, f"{name}.more")
         times = ir.op("Add", [more, ir.constant(1.0, "f32")], f"{name}.times", **BROADCAST)
-        found[temperature] = ir.op("Unsqueeze", [times, ir.constant([1, 3])], name)
+        factors[temperature] = ir.op("Unsqueeze", [times, ir.constant([1, 3])], name)
     ir.is_precise = False
-    return found
+    return factors
 
 
 class Attentions:
@@ -79,7 +79,7 @@ class Attentions:
         self._shared = shared
         self._decoder = decoder
         self._is_latent = is_latent
-        self._known: list[tuple[Value, Value]] = []  # keys and values of all tokens, by their numbers
+        self._kv_pairs: list[tuple[Value, Value]] = []  # keys and values of all tokens, by their numbers
 
     def context(self, index: int, attention: Attention, x: Value) -> Value:
         """q, k and v in one product; rotation; the KV as variables; attention. [B, T, heads * D]."""
@@ -91,14 +91,14 @@ class Attentions:
         else:
             q = self._products.linear(x, [attention.q], "qkv")
             q = self._normed_and_rotated(attention, q, attention.heads, attention.q_norm, "q")
-            known = zip(("key", "value"), self._known[self._decoder.kv_number(index)], strict=True)
-            key, value = (self._repeated(part, each, attention) for part, each in known)
+            kv_parts = zip(("key", "value"), self._kv_pairs[self._decoder.kv_number(index)], strict=True)
+            key, value = (self._repeated(part, each, attention) for part, each in kv_parts)
         if attention.temperature is not None:
             q = ir.op("Multiply", [q, self._shared.temperatures[attention.temperature]], "q.temperature", **BROADCAST)
-        seen = self._seen(index, attention, q, key, value)
+        output = self._attend(index, attention, q, key, value)
         if self._is_latent:
-            seen = absorbed_values(self._products, attention, seen)
-        merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
+            output = absorbed_values(self._products, attention, output)
+        merged = ir.op("Transpose", [output, ir.constant([0, 2, 1, 3])], "attention.tokens")
         if attention.mla is not None and not self._is_latent:
             merged = latent_values(ir, attention.mla, merged)
         columns = attention.heads * attention.head_dim if attention.mla is None else attention.o.columns
@@ -119,7 +119,7 @@ class Attentions:
         known_keys = self._remembered(number, "key", k, attention.kv_heads, attention.head_dim)
         keys = self._repeated("key", known_keys, attention)
         known_values = self._remembered(number, "value", v, attention.kv_heads, attention.head_dim)
-        self._known.append((known_keys, known_values))
+        self._kv_pairs.append((known_keys, known_values))
         return q, keys, self._repeated("value", known_values, attention)
 
     def _appended_latents(self, index: int, attention: Attention, x: Value) -> tuple[Value, Value, Value]:
@@ -166,9 +166,9 @@ class Attentions:
         if not rest:
             return self._rotated_halves(x, rope, f"{name}.rotated", name)
         lengths = ir.constant([self._rotated[rope], rest])
-        rotary, kept = ir.split("VariadicSplit", [x, ir.constant(3), lengths], f"{name}.parts", 2)
+        rotary, passthrough = ir.split("VariadicSplit", [x, ir.constant(3), lengths], f"{name}.parts", 2)
         rotated = self._rotated_halves(rotary, rope, f"{name}.rotary_part", name)
-        return ir.op("Concat", [rotated, kept], f"{name}.rotated", axis=-1)
+        return ir.op("Concat", [rotated, passthrough], f"{name}.rotated", axis=-1)
 
     def _rotated_halves(self, x: Value, rope: int, result: str, name: str) -> Value:
         """x * cos + (-second half, first half) * sin.
@@ -184,7 +184,7 @@ class Attentions:
         across = ir.op("Multiply", [crossed, sin], f"{name}.sin", **BROADCAST)
         return ir.op("Add", [straight, across], result, **BROADCAST)
 
-    def _seen(self, index: int, attention: Attention, q: Value, key: Value, value: Value) -> Value:
+    def _attend(self, index: int, attention: Attention, q: Value, key: Value, value: Value) -> Value:
         """What the queries [B, heads, T, D] find among the keys."""
         ir, mask = self.ir, self._mask(attention)
         if attention.softcap:
@@ -238,7 +238,7 @@ class Attentions:
         parts = [self._shared.batch, *(ir.constant([n]) for n in (heads, 0, size))]
         shape = ir.op("Concat", parts, f"{part}.none.shape", axis=0)
         none = ir.op("Broadcast", [ir.constant(0.0, "f32"), shape], f"{part}.none", mode="numpy")
-        held = ir.op(
+        state = ir.op(
             "ReadValue",
             [none],
             f"{part}.held",
@@ -246,19 +246,19 @@ class Attentions:
             variable_type="f32",
             variable_shape=f"?,{heads},?,{size}",
         )
-        past = ir.op("Gather", [held, self._shared.beams, ir.constant(0)], f"{part}.past", batch_dims=0)
-        known = ir.op("Concat", [past, new], f"{part}.known", axis=2)
-        ir.split("Assign", [known], f"{part}.keep", 0, variable_id=variable)
-        return known
+        past = ir.op("Gather", [state, self._shared.beams, ir.constant(0)], f"{part}.past", batch_dims=0)
+        present = ir.op("Concat", [past, new], f"{part}.known", axis=2)
+        ir.split("Assign", [present], f"{part}.keep", 0, variable_id=variable)
+        return present
 
-    def _repeated(self, part: str, known: Value, attention: Attention) -> Value:
+    def _repeated(self, part: str, kv: Value, attention: Attention) -> Value:
         """[B, kv heads, total, D] as [B, heads, total, D]."""
         ir, heads, size = self.ir, attention.kv_heads, attention.head_dim
         shared = attention.heads // heads
         if shared == 1:
-            return known
-        apart = ir.op("Unsqueeze", [known, ir.constant(2)], f"{part}.apart")
-        total = ir.size(known, 2, f"{part}.total")
+            return kv
+        apart = ir.op("Unsqueeze", [kv, ir.constant(2)], f"{part}.apart")
+        total = ir.size(kv, 2, f"{part}.total")
         each = [self._shared.batch, ir.constant([heads]), ir.constant([shared]), total, ir.constant([size])]
         target = ir.op("Concat", each, f"{part}.repeated.shape", axis=0)
         repeated = ir.op("Broadcast", [apart, target], f"{part}.repeated", mode="bidirectional")

@@ -44,9 +44,9 @@ class _TextDecoder(DecoderParts):
         beams = ir.parameter("beam_idx", "i32", 1)
         batch, length = ir.size(ids, 0, "batch"), ir.size(ids, 1, "length")
         rope_tables = rotations(ir, decoder, positions)
-        seen, in_chunks = self.masks(mask, positions, length)
+        masks, in_chunks = self.masks(mask, positions, length)
         scales = temperatures(ir, decoder, positions)
-        shared = Shared(batch=batch, beams=beams, rope_tables=rope_tables, masks=seen, chunk_masks=in_chunks,
+        shared = Shared(batch=batch, beams=beams, rope_tables=rope_tables, masks=masks, chunk_masks=in_chunks,
                         temperatures=scales)  # fmt: skip
         x = self.embedded(ids, positions)
         per_layer_inputs = None

@@ -92,8 +92,8 @@ class DecoderParts:
         ir = self.ir
         ir.scope = "per_layer_embedding"
         if inputs.table.rows < self.decoder.vocabulary:
-            known = ir.op("Less", [ids, ir.constant(inputs.table.rows)], "known", type="boolean", **BROADCAST)
-            ids = ir.op("Select", [known, ids, ir.constant(0)], "ids", type="i64", **BROADCAST)
+            is_known = ir.op("Less", [ids, ir.constant(inputs.table.rows)], "known", type="boolean", **BROADCAST)
+            ids = ir.op("Select", [is_known, ids, ir.constant(0)], "ids", type="i64", **BROADCAST)
         rows = self.products.rows(inputs.table, ids, "rows")
         rows = multiplied(ir, rows, inputs.table_multiplier, "rows.multiplied")
         ir.scope = ""
@@ -129,16 +129,16 @@ class DecoderParts:
         ir.scope = f"layers.{index}.predict"
         x, first = streams.predicted(self.products, altup, x)
         ir.scope = f"layers.{index}"
-        made = self.computed(index, layer, first, attentions, recurrent, "stream")
+        output = self.computed(index, layer, first, attentions, recurrent, "stream")
         ir.scope = f"layers.{index}.correct"
-        x = streams.corrected(self.products, altup, x, first, made)
+        x = streams.corrected(self.products, altup, x, first, output)
         assert layer.per_layer_input is not None
         assert per_layer_inputs is not None
         ir.scope = f"layers.{index}.per_layer_input"
         own = ir.op("Gather", [per_layer_inputs, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
-        made = self.gated_input(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
+        gated = self.gated_input(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
         ir.scope = f"layers.{index}"
-        return streams.with_others(ir, x, made, altup.correct.rows, "output")
+        return streams.with_others(ir, x, gated, altup.correct.rows, "output")
 
     def with_laurel(self, laurel: Laurel, first: Value, x: Value) -> Value:
         """The stream behind attention with what goes beside it."""
@@ -160,9 +160,9 @@ class DecoderParts:
                 "Gather", [per_layer_inputs, ir.constant(index), ir.constant(2)], "per_layer_input", batch_dims=0
             )
             ir.scope = f"layers.{index}.per_layer_input"
-            made = self.gated_input(layer.per_layer_input, x, own)
+            gated = self.gated_input(layer.per_layer_input, x, own)
             ir.scope = f"layers.{index}"
-            x = ir.op("Add", [x, made], "per_layer_input.sum" if is_scaled else "output", **BROADCAST)
+            x = ir.op("Add", [x, gated], "per_layer_input.sum" if is_scaled else "output", **BROADCAST)
         if not is_scaled:
             return x
         return ir.op("Multiply", [x, ir.stored([scale_name(index)], "f32", [1])], "output", **BROADCAST)
@@ -210,21 +210,21 @@ class DecoderParts:
         if layer.laurel is not None:
             total = self.with_laurel(layer.laurel, first, total)
         if layer.parallel:
-            read = first if layer.mlp_norm is None else normed(ir, x, layer.mlp_norm, "mlp.norm")
+            mlp_input = first if layer.mlp_norm is None else normed(ir, x, layer.mlp_norm, "mlp.norm")
         else:
-            read = normed(ir, total, layer.mlp_norm, "mlp.norm")
+            mlp_input = normed(ir, total, layer.mlp_norm, "mlp.norm")
         if isinstance(layer.mlp, Mlp):
-            made = mlp(self.products, layer.mlp, read)
+            mlp_output = mlp(self.products, layer.mlp, mlp_input)
         else:
-            made = mixture(self.products, index, layer.mlp, read)
-        return self.added(layer, total, made, layer.mlp_post_norm, "mlp", name)
+            mlp_output = mixture(self.products, index, layer.mlp, mlp_input)
+        return self.added(layer, total, mlp_output, layer.mlp_post_norm, "mlp", name)
 
     def beside(self, index: int, ssm: Mamba2, x: Value, recurrent: Recurrent) -> Value:
         """What is added to the output of a layer's attention. x: what both read."""
         self.ir.scope, scope = f"{self.ir.scope}.ssm", self.ir.scope
-        made = self.products.linear(recurrent.context(index, ssm, x), [ssm.o], "o")
+        output = self.products.linear(recurrent.context(index, ssm, x), [ssm.o], "o")
         self.ir.scope = scope
-        return made
+        return output
 
     def added(self, layer: Layer, x: Value, more: Value, norm: Norm | None, part: str, name: str) -> Value:
         """The stream with what its attention or its mlp adds to it."""
@@ -238,9 +238,9 @@ class DecoderParts:
         ir, decoder = self.ir, self.decoder
         multiplier, limit = decoder.logits_multiplier, decoder.logits_softcap
         is_bare = multiplier == 1 and not limit
-        made = self.products.linear(x, [decoder.head], "logits" if is_bare else "head",
-                                    tensor="logits" if is_bare else "")  # fmt: skip
-        made = multiplied(
-            ir, made, multiplier, "head.multiplied" if limit else "logits", tensor="" if limit else "logits"
+        logits = self.products.linear(x, [decoder.head], "logits" if is_bare else "head",
+                                      tensor="logits" if is_bare else "")  # fmt: skip
+        logits = multiplied(
+            ir, logits, multiplier, "head.multiplied" if limit else "logits", tensor="" if limit else "logits"
         )
-        return capped(ir, made, limit, "logits", tensor="logits")
+        return capped(ir, logits, limit, "logits", tensor="logits")

@@ -44,10 +44,10 @@ class _Encoder:
 
     def write(self) -> None:
         layers = EncoderLayers(self.vision, self.products, self.rotations, self.attend)
-        made, deepstack = layers.features(self.embedded(), "image_features")
+        features, deepstack = layers.features(self.embedded(), "image_features")
         if deepstack:
-            made = self.ir.op("Concat", [made, *deepstack], "with_deepstack", tensor="image_features", axis=-1)
-        self.ir.split("Result", [made], "image_features.result", 0)
+            features = self.ir.op("Concat", [features, *deepstack], "with_deepstack", tensor="image_features", axis=-1)
+        self.ir.split("Result", [features], "image_features.result", 0)
 
     def window_mask(self) -> Value:
         """What is added to scores, [1, windows, 1, longest]."""
@@ -97,14 +97,14 @@ class _Encoder:
         if self.vision.has_windows(index):
             assert self.mask is not None
             inputs = [*(self.in_windows(x, name) for x, name in zip(qkv, "qkv", strict=True)), self.mask]
-            found = ir.op("ScaledDotProductAttention", inputs, "attention.windows", causal=False)
+            output = ir.op("ScaledDotProductAttention", inputs, "attention.windows", causal=False)
             flat = ir.constant([1, attention.heads, -1, attention.head_dim])
-            found = ir.op("Reshape", [found, flat], "attention.flat", special_zero=False)
-            return ir.op("Gather", [found, self.windows[2], ir.constant(2)], "attention", batch_dims=0)
+            output = ir.op("Reshape", [output, flat], "attention.flat", special_zero=False)
+            return ir.op("Gather", [output, self.windows[2], ir.constant(2)], "attention", batch_dims=0)
         return attend_to_all(ir, attention, qkv)
 
     def in_windows(self, x: Value, name: str) -> Value:
         """[1, heads, patches, D] as [heads, windows, longest, D]."""
         ir = self.ir
-        found = ir.op("Gather", [x, self.windows[0], ir.constant(2)], f"{name}.windows", batch_dims=0)
-        return ir.op("Squeeze", [found, ir.constant([0])], f"{name}.by_window")
+        windows = ir.op("Gather", [x, self.windows[0], ir.constant(2)], f"{name}.windows", batch_dims=0)
+        return ir.op("Squeeze", [windows, ir.constant([0])], f"{name}.by_window")

@@ -73,24 +73,24 @@ class _Emitter:
         queries = ir.op("Unsqueeze", [places, ir.constant(1)], "queries")  # [T, 1]
         earlier = ir.op("Subtract", [queries, in_row], "earlier", **BROADCAST)  # how many tokens before a query
         apart = ir.op("Abs", [earlier], "apart")
-        given = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
-        given = ir.op("Unsqueeze", [given, ir.constant([1, 2])], "given")
+        is_token = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
+        is_token = ir.op("Unsqueeze", [is_token, ir.constant([1, 2])], "given")
         by_distance = self.position_bias(earlier, apart)
         order = earlier if self.encoder.causal else apart
-        seen = ir.op("GreaterEqual", [order, ir.constant(0)], "seen", type="boolean", **BROADCAST)
-        seen = ir.op("LogicalAnd", [given, seen], "seen.given", **BROADCAST)
-        found: dict[int | None, Value] = {}
+        is_visible = ir.op("GreaterEqual", [order, ir.constant(0)], "seen", type="boolean", **BROADCAST)
+        is_visible = ir.op("LogicalAnd", [is_token, is_visible], "seen.given", **BROADCAST)
+        masks: dict[int | None, Value] = {}
         for window in dict.fromkeys(attention.window for attention in self.decoder.attentions):
-            name, here = "mask.all", seen
+            name, here = "mask.all", is_visible
             if window is not None:
                 name = f"mask.window.{window}"
                 near = ir.op("Less", [apart, ir.constant(window)], f"{name}.near", type="boolean", **BROADCAST)
-                here = ir.op("LogicalAnd", [seen, near], f"{name}.seen", **BROADCAST)
+                here = ir.op("LogicalAnd", [is_visible, near], f"{name}.seen", **BROADCAST)
             numbers = [ir.constant(0.0, "f32"), ir.constant(_HIDDEN_SCORE, "f32")]
-            found[window] = ir.op("Select", [here, *numbers], name, type="f32", **BROADCAST)
+            masks[window] = ir.op("Select", [here, *numbers], name, type="f32", **BROADCAST)
             if by_distance is not None:
-                found[window] = ir.op("Add", [found[window], by_distance], f"{name}.biased", **BROADCAST)
-        return found
+                masks[window] = ir.op("Add", [masks[window], by_distance], f"{name}.biased", **BROADCAST)
+        return masks
 
     def position_bias(self, earlier: Value, apart: Value) -> Value | None:
         """What scores of all layers have added, [1, H, T, T]; None where there is nothing that all share.
@@ -128,16 +128,16 @@ class _Emitter:
         rows = normed(ir, table, bias.norm, "places.normed")
 
         def scores(attention: Attention, q: Value, k: Value) -> Value:
-            found: list[Value] = []
+            terms: list[Value] = []
             for x, linear, name, at in ((q, attention.k, "c2p", along), (k, attention.q, "p2c", across)):
                 of_places = self.products.linear(rows, [linear], f"{name}.rows")
                 split = ir.constant([0, 0, attention.heads, attention.head_dim])
                 columns = ir.op("Reshape", [of_places, split], f"{name}.heads", special_zero=True)
                 columns = ir.op("Transpose", [columns, ir.constant([0, 2, 3, 1])], f"{name}.columns")
                 every = ir.op("MatMul", [x, columns], f"{name}.places", transpose_a=False, transpose_b=False)
-                found.append(ir.op("GatherElements", [every, at], name, axis=3))
-            of_key = ir.op("Transpose", [found[1], ir.constant([0, 1, 3, 2])], "p2c.by_query")
-            total = ir.op("Add", [found[0], of_key], "places.sum", **BROADCAST)
+                terms.append(ir.op("GatherElements", [every, at], name, axis=3))
+            of_key = ir.op("Transpose", [terms[1], ir.constant([0, 1, 3, 2])], "p2c.by_query")
+            total = ir.op("Add", [terms[0], of_key], "places.sum", **BROADCAST)
             scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
             return multiplied(ir, total, scale, "places.scaled")
 
@@ -160,21 +160,21 @@ class _Emitter:
         """The stream [B, T, hidden] after a layer."""
         ir, behind, attention = self.ir, self.encoder.post_norm, layer.attention
         assert isinstance(attention, Attention)  # of all that export/encoders describes
-        read = x if behind else normed(ir, x, layer.attention_norm, "norm")
-        context = attentions.context(index, attention, read)
-        made = self.products.linear(context, [attention.o], "o")
-        x = self.added(layer, x, made, layer.attention_post_norm, "attention")
+        attention_input = x if behind else normed(ir, x, layer.attention_norm, "norm")
+        context = attentions.context(index, attention, attention_input)
+        output = self.products.linear(context, [attention.o], "o")
+        x = self.added(layer, x, output, layer.attention_post_norm, "attention")
         if behind:
-            x = read = normed(ir, x, layer.attention_norm, "norm")
+            x = mlp_input = normed(ir, x, layer.attention_norm, "norm")
         else:
-            read = normed(ir, x, layer.mlp_norm, "mlp.norm")
+            mlp_input = normed(ir, x, layer.mlp_norm, "mlp.norm")
         assert layer.mlp is not None, "layers of encoders have one"
-        made = mlp(self.products, layer.mlp, read) if isinstance(layer.mlp, Mlp) else mixture(
-            self.products, index, layer.mlp, read)  # fmt: skip
-        x = self.added(layer, x, made, layer.mlp_post_norm, "mlp")
+        output = mlp(self.products, layer.mlp, mlp_input) if isinstance(layer.mlp, Mlp) else mixture(
+            self.products, index, layer.mlp, mlp_input)  # fmt: skip
+        x = self.added(layer, x, output, layer.mlp_post_norm, "mlp")
         return normed(ir, x, layer.mlp_norm, "mlp.norm") if behind else x
 
-    def added(self, layer: Layer, x: Value, made: Value, norm: Norm | None, part: str) -> Value:
-        made = multiplied(self.ir, normed(self.ir, made, norm, f"{part}.post_norm"), layer.residual_multiplier,
+    def added(self, layer: Layer, x: Value, more: Value, norm: Norm | None, part: str) -> Value:
+        more = multiplied(self.ir, normed(self.ir, more, norm, f"{part}.post_norm"), layer.residual_multiplier,
                           f"{part}.multiplied")  # fmt: skip
-        return self.ir.op("Add", [x, made], f"{part}.sum", **BROADCAST)
+        return self.ir.op("Add", [x, more], f"{part}.sum", **BROADCAST)

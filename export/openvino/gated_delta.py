@@ -13,24 +13,24 @@ _BY_TOKEN = 'axis="2" start="0" end="-1" stride="1" part_size="1"'
 def delta_rule(ir: Ir, inputs: Sequence[Value], state: Value, *, is_delta: bool = True) -> list[Value]:
     """What each head finds, [B, H, T, value size], and the state after the last token.
 
-    inputs: q and k [B, H, T, key size], v [B, H, T, value size], kept (of the state) and beta [B, H, T, 1].
+    inputs: q and k [B, H, T, key size], v [B, H, T, value size], decay_factor (of the state) and beta [B, H, T, 1].
     state: [B, H, key size, value size]. q and k may be the same for all heads, [B, 1, T, key size]. is_delta: what
     keys find already is not added once more.
     """
     body = Ir(None)
     body.is_precise = True  # what is rounded of a state stays in it
     parameters = [body.parameter(name, "f32", 4) for name in ("q", "k", "v", "kept", "beta", "state")]
-    q, k, v, kept, beta, held = parameters
-    left = multiplied_by(body, [held, kept], "left")
+    q, k, v, decay_factor, beta, entering_state = parameters
+    left = multiplied_by(body, [entering_state, decay_factor], "left")
     missing = v
     if is_delta:
-        read = body.op("MatMul", [k, left], "read", transpose_a=False, transpose_b=False)
-        missing = body.op("Subtract", [v, read], "missing", auto_broadcast="numpy")
+        memory = body.op("MatMul", [k, left], "read", transpose_a=False, transpose_b=False)
+        missing = body.op("Subtract", [v, memory], "missing", auto_broadcast="numpy")
     new = multiplied_by(body, [missing, beta], "new")
     written = body.op("MatMul", [k, new], "written", transpose_a=True, transpose_b=False)
     after = added(body, [left, written], "after")
-    found = body.op("MatMul", [q, after], "found", transpose_a=False, transpose_b=False)
-    results = [body.result(value, name) for value, name in ((found, "found.result"), (after, "after.result"))]
+    output = body.op("MatMul", [q, after], "found", transpose_a=False, transpose_b=False)
+    results = [body.result(value, name) for value, name in ((output, "found.result"), (after, "after.result"))]
     count = len(parameters)
     entering = "".join(
         f'<input external_port_id="{port}" internal_layer_id="{parameter.layer}"'
@@ -43,7 +43,7 @@ def delta_rule(ir: Ir, inputs: Sequence[Value], state: Value, *, is_delta: bool 
     )
     inside = (
         f"<port_map>{entering}{leaving}</port_map>"
-        f'<back_edges><edge from-layer="{results[1]}" to-layer="{held.layer}"/></back_edges>'
+        f'<back_edges><edge from-layer="{results[1]}" to-layer="{entering_state.layer}"/></back_edges>'
         f"<body>{''.join(body.parts())}</body>"
     )
     return ir.split("TensorIterator", [*inputs, state], "delta_rule", 2, inside=inside)

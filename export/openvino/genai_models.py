@@ -49,30 +49,30 @@ FILES = {*(model.file for model in (*_LANGUAGE, _PER_LAYER, *_VISION, _POSITIONS
 
 def genai_models(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> dict[str, bytes]:
     """Those of a model, as texts of IR files, by the name of the file. packing: by the name of the matrix."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for model in _models(decoder):
         ir = Ir(layout, model.constants)
         model.write(ir, decoder, packing)
-        found[model.file] = ir.xml(f"{decoder.model_type}.{model.name}").encode()
-    return found
+        files[model.file] = ir.xml(f"{decoder.model_type}.{model.name}").encode()
+    return files
 
 
 def genai_constants(decoder: Decoder, packing: Mapping[str, Packing]) -> dict[str, bytes]:
     """The small constants that they need, by their entries in the weights file."""
-    found: dict[str, bytes] = {}
+    pools: dict[str, bytes] = {}
     for model in _models(decoder):
         ir = Ir(None)
         model.write(ir, decoder, packing)
-        found[model.constants] = ir.pool
-    return {name: pool for name, pool in found.items() if pool}
+        pools[model.constants] = ir.pool
+    return {name: pool for name, pool in pools.items() if pool}
 
 
 def _models(decoder: Decoder) -> tuple[_Model, ...]:
-    vision, found = decoder.vision, [*_LANGUAGE]
+    vision, models = decoder.vision, [*_LANGUAGE]
     if decoder.per_layer_embedding is not None:
-        found.append(_PER_LAYER)
+        models.append(_PER_LAYER)
     if isinstance(vision, DynamicVision):
-        found += [_PADDED] if vision.positions_by_axis else _VISION
+        models += [_PADDED] if vision.positions_by_axis else _VISION
         if vision.positions is not None and not vision.positions_by_axis:
-            found.append(_POSITIONS)
-    return tuple(found)
+            models.append(_POSITIONS)
+    return tuple(models)

@@ -95,8 +95,8 @@ class Ir:
         ports = "".join(f'<port id="{at}" precision="{_PRECISIONS[x.type]}"/>' for at, x in enumerate(inputs))
         names = f" names={quoteattr(tensor)}" if tensor else ""
         kinds = types or [type or inputs[0].type for _ in range(outputs)]
-        made = [Value(layer, len(inputs) + at, kind_of_output) for at, kind_of_output in enumerate(kinds)]
-        results = "".join(f'<port id="{x.port}" precision="{_PRECISIONS[x.type]}"{names}/>' for x in made)
+        values = [Value(layer, len(inputs) + at, kind_of_output) for at, kind_of_output in enumerate(kinds)]
+        results = "".join(f'<port id="{x.port}" precision="{_PRECISIONS[x.type]}"{names}/>' for x in values)
         self._layers.append(
             f'<layer id="{layer}" name={quoteattr(name)} type="{kind}" version="{_VERSIONS.get(kind, "opset1")}">'
             + (f"<data{data}/>" if data else "")
@@ -107,7 +107,7 @@ class Ir:
         )
         for at, x in enumerate(inputs):
             self._edges.append(f'<edge from-layer="{x.layer}" from-port="{x.port}" to-layer="{layer}" to-port="{at}"/>')
-        return made
+        return values
 
     def parameter(self, name: str, type: str, shape: int | Sequence[int]) -> Value:
         """An input of the model. shape: how many dimensions, all of them open, or each of them, -1 where it is open."""

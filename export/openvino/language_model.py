@@ -34,8 +34,8 @@ def write_embedding(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) ->
     """Writes the embedding: input_ids [B, T] i64 to inputs_embeds [B, T, hidden]."""
     assert decoder.position_embeddings is None  # of those it has no positions
     ids = ir.parameter("input_ids", "i64", 2)
-    made = DecoderParts(ir, decoder, packing).embedded(ids, ids)
-    ir.split("Result", [made], "inputs_embeds.result", 0)
+    embeddings = DecoderParts(ir, decoder, packing).embedded(ids, ids)
+    ir.split("Result", [embeddings], "inputs_embeds.result", 0)
 
 
 def write_per_layer_embedding(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
@@ -47,9 +47,9 @@ def write_per_layer_embedding(ir: Ir, decoder: Decoder, packing: Mapping[str, Pa
     is_image = ir.op("Equal", [ids, ir.constant(vision.image_token)], "is_image", type="boolean", **BROADCAST)
     ids = ir.op("Select", [is_image, ir.constant(0), ids], "ids", type="i64", **BROADCAST)  # as padding has
     rows = DecoderParts(ir, decoder, packing).per_layer_rows(inputs, ids)
-    made = ir.op("Reshape", [rows, ir.constant([0, 0, -1, inputs.size])], "by_layer", tensor=PER_LAYER,
-                 special_zero=True)  # fmt: skip
-    ir.split("Result", [made], "per_layer_inputs.result", 0)
+    by_layer = ir.op("Reshape", [rows, ir.constant([0, 0, -1, inputs.size])], "by_layer", tensor=PER_LAYER,
+                     special_zero=True)  # fmt: skip
+    ir.split("Result", [by_layer], "per_layer_inputs.result", 0)
 
 
 def write_language_model(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
@@ -65,8 +65,8 @@ def write_language_model(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing
     if decoder.model_type == "gemma3":  # whose positions openvino-genai counts from 1
         positions = ir.op("Subtract", [positions, ir.constant(1)], "positions", **BROADCAST)
     tables = rotations(ir, decoder, positions) if mrope is None else [_mrope_tables(ir, decoder, mrope, positions)]
-    seen, in_chunks = parts.masks(mask, positions, length, image_blocks)
-    shared = Shared(batch=batch, beams=beams, rope_tables=tables, masks=seen, chunk_masks=in_chunks,
+    masks, in_chunks = parts.masks(mask, positions, length, image_blocks)
+    shared = Shared(batch=batch, beams=beams, rope_tables=tables, masks=masks, chunk_masks=in_chunks,
                     temperatures=temperatures(ir, decoder, positions))  # fmt: skip
     per_layer_inputs = None
     if (inputs := decoder.per_layer_embedding) is not None:
@@ -91,7 +91,7 @@ def _mrope_tables(ir: Ir, decoder: Decoder, mrope: Mrope, positions: Value) -> t
     axes = mrope_axes(mrope, half)
     flat = ir.constant([float(axis == at) for at in range(3) for axis in axes], "f32")
     chosen = ir.op("Reshape", [flat, ir.constant([3, 1, 1, half])], "mrope.axes", special_zero=False)
-    found: list[Value] = []
+    tables: list[Value] = []
     if decoder.is_recurrent:
         positions = ir.op("Slice", [positions, *(ir.constant([at]) for at in (1, 4, 1, 0))], "mrope.positions")
     for part in ("cos", "sin"):
@@ -100,8 +100,8 @@ def _mrope_tables(ir: Ir, decoder: Decoder, mrope: Mrope, positions: Value) -> t
         of_axis = multiplied_by(ir, [rows, chosen], f"mrope.{part}.chosen")
         by_token = ir.op("ReduceSum", [of_axis, ir.constant([0])], f"mrope.{part}.tokens", keep_dims=False)
         wide = ir.op("Concat", [by_token, by_token], f"mrope.{part}.both", axis=-1)
-        found.append(ir.op("Unsqueeze", [wide, ir.constant(1)], f"mrope.{part}"))
-    return found[0], found[1]
+        tables.append(ir.op("Unsqueeze", [wide, ir.constant(1)], f"mrope.{part}"))
+    return tables[0], tables[1]
 
 
 def _deepstack(ir: Ir, decoder: Decoder, x: Value) -> Callable[[int, Value], Value]:

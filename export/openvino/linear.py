@@ -78,17 +78,17 @@ class Products:
 
     def clipped(self, x: Value, parts: Sequence[Linear], name: str, tensor: str) -> Value:
         """linear() of clipped linears: each clamps what it reads and what it makes to bounds of its own."""
-        ir, made = self.ir, list[Value]()
+        ir, outputs = self.ir, list[Value]()
         for at, part in enumerate(parts):
             own = f"{name}.{at}" if len(parts) > 1 else name
             lowest, highest, least, most = (ir.stored([f"{part.name}.{end}"], "f32", [1]) for end in CLIPS)
-            given = ir.op("Maximum", [x, lowest], f"{own}.input.least", **BROADCAST)
-            given = ir.op("Minimum", [given, highest], f"{own}.input", **BROADCAST)
-            product = self.linear(given, [dataclasses.replace(part, clip="")], f"{own}.product")
+            clipped_input = ir.op("Maximum", [x, lowest], f"{own}.input.least", **BROADCAST)
+            clipped_input = ir.op("Minimum", [clipped_input, highest], f"{own}.input", **BROADCAST)
+            product = self.linear(clipped_input, [dataclasses.replace(part, clip="")], f"{own}.product")
             product = ir.op("Maximum", [product, least], f"{own}.least", **BROADCAST)
             called = tensor if len(parts) == 1 else ""
-            made.append(ir.op("Minimum", [product, most], own, tensor=called, **BROADCAST))
-        return made[0] if len(made) == 1 else ir.op("Concat", made, name, tensor=tensor, axis=-1)
+            outputs.append(ir.op("Minimum", [product, most], own, tensor=called, **BROADCAST))
+        return outputs[0] if len(outputs) == 1 else ir.op("Concat", outputs, name, tensor=tensor, axis=-1)
 
     def of_experts(self, x: Value, matrices: Sequence[Linear], name: str) -> Value:
         """x [experts, T, columns] times the matrix of each expert, [experts, T, rows]. Where stacks() says so."""
@@ -166,9 +166,9 @@ class Products:
         if packing.symmetric or (packing.has_minimum and is_centred):
             zero = ir.packed_number(packing.middle, kind)
         elif packing.stores_zeros:
-            held = groups + groups % (8 // packing.bits)  # a row ends with a whole byte
-            zero = ir.stored([f"{part.name}.zero" for part in parts], kind, [*rows, held, 1])
-            if held > groups:
+            row_groups = groups + groups % (8 // packing.bits)  # a row ends with a whole byte
+            zero = ir.stored([f"{part.name}.zero" for part in parts], kind, [*rows, row_groups, 1])
+            if row_groups > groups:
                 bounds = [ir.constant([value]) for value in (0, groups, 1, 1)]
                 zero = ir.op("Slice", [zero, *bounds], f"{name}.zero.given")
         if zero is not None:

@@ -39,16 +39,18 @@ def masks(
         same = _same_block(ir, image_blocks, past)
         earlier = ir.op("LogicalOr", [earlier, same], "earlier.or_same_block", **BROADCAST)
         before = before if in_windows_only else earlier
-    given = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
-    given = ir.op("Unsqueeze", [given, ir.constant([1, 2])], "given")  # [B, 1, 1, total]
-    found: dict[int | None, Value] = {}
+    is_token = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
+    is_token = ir.op("Unsqueeze", [is_token, ir.constant([1, 2])], "given")  # [B, 1, 1, total]
+    by_window: dict[int | None, Value] = {}
     for window in windows:
         if window is None:
-            both = ir.op("LogicalAnd", [before, given], "mask.both", **BROADCAST)
-            found[window] = ir.op("Select", [both, *_scores(ir)], "mask", type="f32", **BROADCAST)
+            both = ir.op("LogicalAnd", [before, is_token], "mask.both", **BROADCAST)
+            by_window[window] = ir.op("Select", [both, *_scores(ir)], "mask", type="f32", **BROADCAST)
         else:
-            found[window] = _window_mask(ir, mask, positions, window, (earlier, given))
-    return found, {chunk: _chunk_mask(ir, mask, positions, chunk, (earlier, given)) for chunk in dict.fromkeys(chunks)}
+            by_window[window] = _window_mask(ir, mask, positions, window, (earlier, is_token))
+    return by_window, {
+        chunk: _chunk_mask(ir, mask, positions, chunk, (earlier, is_token)) for chunk in dict.fromkeys(chunks)
+    }
 
 
 def _same_block(ir: Ir, blocks: Value, past: Value) -> Value:
@@ -73,8 +75,8 @@ def _chunk_mask(ir: Ir, mask: Value, positions: Value, chunk: int, others: tuple
     )
     same = ir.op("Equal", [of_query, of_key], f"{name}.same", type="boolean", **BROADCAST)
     both = ir.op("LogicalAnd", list(others), f"{name}.others", **BROADCAST)
-    seen = ir.op("LogicalAnd", [both, same], f"{name}.seen", **BROADCAST)
-    return ir.op("Select", [seen, *_scores(ir)], name, type="f32", **BROADCAST)
+    is_visible = ir.op("LogicalAnd", [both, same], f"{name}.seen", **BROADCAST)
+    return ir.op("Select", [is_visible, *_scores(ir)], name, type="f32", **BROADCAST)
 
 
 def _places(ir: Ir, mask: Value, positions: Value, name: str) -> tuple[Value, Value]:
@@ -97,12 +99,12 @@ def _window_mask(ir: Ir, mask: Value, positions: Value, window: int, others: Seq
     oldest = ir.op("Add", [query_at, ir.constant(-window)], f"{name}.oldest", **BROADCAST)
     near = ir.op("Greater", [key_at, oldest], f"{name}.near", type="boolean", **BROADCAST)
     yes = ir.constant(1, "boolean")
-    seen = ir.op("BitwiseAnd", [yes, near], f"{name}.and.0", **BROADCAST)
+    is_visible = ir.op("BitwiseAnd", [yes, near], f"{name}.and.0", **BROADCAST)
     for at, other in enumerate((yes, *others), 1):
-        pair = [other, seen] if at == 2 else [seen, other]
-        seen = ir.op("BitwiseAnd", pair, f"{name}.and.{at}", **BROADCAST)
-    shape = ir.op("ShapeOf", [seen], f"{name}.shape", type="i64", output_type="i64")
-    broadcast = ir.op("Broadcast", [seen, shape], f"{name}.broadcast", mode="numpy")
+        pair = [other, is_visible] if at == 2 else [is_visible, other]
+        is_visible = ir.op("BitwiseAnd", pair, f"{name}.and.{at}", **BROADCAST)
+    shape = ir.op("ShapeOf", [is_visible], f"{name}.shape", type="i64", output_type="i64")
+    broadcast = ir.op("Broadcast", [is_visible, shape], f"{name}.broadcast", mode="numpy")
     scores = ir.op("Select", [broadcast, *_scores(ir)], f"{name}.scores", type="f32", **BROADCAST)
     bounds = [ir.constant([value]) for value in (0, _TO_END, 1, 3)]
     return ir.op("Slice", [scores, *bounds], name)

@@ -78,10 +78,10 @@ def absorbed_qkv(
     return ir.op("Concat", [q_rope, absorbed], "q.latent", axis=-1), key, value
 
 
-def absorbed_values(products: Products, attention: Attention, found: Value) -> Value:
+def absorbed_values(products: Products, attention: Attention, latents: Value) -> Value:
     """What heads found [B, heads, T, rank], as their values [B, heads, T, value_dim]."""
     matrices = _by_head(products, attention, attention.v, "v")
-    return products.ir.op("MatMul", [found, matrices], "attention.values", transpose_a=False, transpose_b=True)
+    return products.ir.op("MatMul", [latents, matrices], "attention.values", transpose_a=False, transpose_b=True)
 
 
 def _by_head(products: Products, attention: Attention, part: Linear, name: str) -> Value:

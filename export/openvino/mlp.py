@@ -37,11 +37,11 @@ def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
     flat = ir.constant([1, -1, hidden])
     tokens = ir.op("Reshape", [x, flat], "tokens", special_zero=False)
     ir.is_precise = True  # a score that is rounded may choose another expert
-    read = tokens
+    router_input = tokens
     if norms is not None:
-        read = normed(ir, stream, norms.router, "router.norm")
-        read = ir.op("Reshape", [read, flat], "router.tokens", special_zero=False)
-    weights, chosen = _chosen(products, index, moe, read)
+        router_input = normed(ir, stream, norms.router, "router.norm")
+        router_input = ir.op("Reshape", [router_input, flat], "router.tokens", special_zero=False)
+    weights, chosen = _chosen(products, index, moe, router_input)
     ir.is_precise = False
     sums = _tiled_sum if are_fused(products, moe) else _sorted_sum
     total = sums(products, moe, tokens, weights, chosen)
@@ -80,15 +80,15 @@ def _tiled_sum(products: Products, moe: Moe, tokens: Value, weights: Value, chos
     gate = products.of_experts(every, [e.gate for e in moe.experts if e.gate is not None], "experts.gate")
     up = products.of_experts(every, [e.up for e in moe.experts], "experts.up")
     active = ir.op("Multiply", [activated(ir, gate, one.activation), up], "experts.gated", **BROADCAST)
-    made = products.of_experts(active, [e.down for e in moe.experts], "experts.down")
-    apart = ir.op("Reshape", [made, ir.constant([experts, 1, -1, hidden])], "experts.apart", special_zero=False)
+    outputs = products.of_experts(active, [e.down for e in moe.experts], "experts.down")
+    apart = ir.op("Reshape", [outputs, ir.constant([experts, 1, -1, hidden])], "experts.apart", special_zero=False)
     of_token = ir.constant([-1, moe.top_k])
-    given = ir.op("Reshape", [weights, of_token], "experts.weights", special_zero=False)  # [T, used]
+    token_weights = ir.op("Reshape", [weights, of_token], "experts.weights", special_zero=False)  # [T, used]
     places = ir.op("Reshape", [chosen, of_token], "experts.places", special_zero=False)
-    count = ir.size(given, 0, "experts.tokens.count")
+    count = ir.size(token_weights, 0, "experts.tokens.count")
     shape = ir.op("Concat", [count, ir.constant([experts])], "experts.weights.shape", axis=0)
     none = ir.op("Broadcast", [ir.constant(0.0, "f32"), shape], "experts.none", mode="numpy")
-    scattered = ir.op("ScatterElementsUpdate", [none, places, given, ir.constant(1)], "experts.all_weights")
+    scattered = ir.op("ScatterElementsUpdate", [none, places, token_weights, ir.constant(1)], "experts.all_weights")
     by_expert = ir.op("Transpose", [scattered, ir.constant([1, 0])], "experts.by_expert")
     by_expert = ir.op("Reshape", [by_expert, ir.constant([experts, 1, -1])], "experts.by_expert.apart",
                       special_zero=False)  # fmt: skip
@@ -105,9 +105,9 @@ def _sorted_sum(products: Products, moe: Moe, tokens: Value, weights: Value, cho
     """
     ir, used, hidden = products.ir, moe.top_k, moe.router.columns
     slots, counts = _by_expert(ir, chosen, len(moe.experts))
-    made = _expert_rows(products, moe, tokens, weights, slots, counts)
+    rows = _expert_rows(products, moe, tokens, weights, slots, counts)
     back = _inverse(ir, slots)
-    in_order = ir.op("Gather", [made, back, ir.constant(1)], "experts.in_order", batch_dims=0)
+    in_order = ir.op("Gather", [rows, back, ir.constant(1)], "experts.in_order", batch_dims=0)
     of_token = ir.op("Reshape", [in_order, ir.constant([-1, used, hidden])], "experts.of_token", special_zero=False)
     if not moe.scales_input:
         by_slot = ir.op("Reshape", [weights, ir.constant([-1, used, 1])], "experts.weights", special_zero=False)
@@ -157,11 +157,13 @@ def _of_best_groups(ir: Ir, moe: Moe, choosing: Value) -> Value:
     apart = ir.op("Unsqueeze", [best, ir.constant(-1)], "router.best_groups.apart")
     numbers = ir.constant(list(range(moe.groups)))
     same = ir.op("Equal", [apart, numbers], "router.is_best", type="boolean", **BROADCAST)
-    taken = ir.op("ReduceLogicalOr", [same, ir.constant([2])], "router.is_taken", keep_dims=False)
-    taken = ir.op("Unsqueeze", [taken, ir.constant(-1)], "router.is_taken.apart")
-    kept = ir.op("Select", [taken, split, ir.constant(float("-inf"), "f32")], "router.kept", type="f32", **BROADCAST)
+    is_taken = ir.op("ReduceLogicalOr", [same, ir.constant([2])], "router.is_taken", keep_dims=False)
+    is_taken = ir.op("Unsqueeze", [is_taken, ir.constant(-1)], "router.is_taken.apart")
+    best_scores = ir.op(
+        "Select", [is_taken, split, ir.constant(float("-inf"), "f32")], "router.kept", type="f32", **BROADCAST
+    )
     flat = ir.constant([0, 0, len(moe.experts)])
-    return ir.op("Reshape", [kept, flat], "router.of_best_groups", special_zero=True)
+    return ir.op("Reshape", [best_scores, flat], "router.of_best_groups", special_zero=True)
 
 
 def _largest(ir: Ir, x: Value, count: int, name: str) -> tuple[Value, Value]:
@@ -192,12 +194,12 @@ def _expert_rows(products: Products, moe: Moe, tokens: Value, weights: Value, sl
         own = ir.op("Gather", [by_slot, slots, ir.constant(1)], "slots.weight", batch_dims=0)
         rows = ir.op("Multiply", [rows, own], "slots.weighted", **BROADCAST)
     parts = ir.split("VariadicSplit", [rows, ir.constant(1), counts], "slots.split", len(moe.experts))
-    made: list[Value] = []
+    outputs: list[Value] = []
     for number, (expert, part) in enumerate(zip(moe.experts, parts, strict=True)):
         ir.scope = f"{scope}.experts.{number}"
-        made.append(mlp(products, expert, part))
+        outputs.append(mlp(products, expert, part))
     ir.scope = scope
-    return ir.op("Concat", made, "experts.made", axis=1)
+    return ir.op("Concat", outputs, "experts.made", axis=1)
 
 
 def _inverse(ir: Ir, slots: Value) -> Value:
@@ -212,10 +214,10 @@ def _with_shared(products: Products, moe: Moe, x: Value, total: Value) -> Value:
     ir, scope = products.ir, products.ir.scope
     assert moe.shared is not None
     ir.scope = f"{scope}.shared"
-    made = mlp(products, moe.shared, x)
-    made = made if moe.norms is None else normed(ir, made, moe.norms.shared_post, "post_norm")
+    output = mlp(products, moe.shared, x)
+    output = output if moe.norms is None else normed(ir, output, moe.norms.shared_post, "post_norm")
     if moe.shared_gate is not None:
         gate = ir.op("Sigmoid", [products.linear(x, [moe.shared_gate], "weight")], "weight.sigmoid")
-        made = ir.op("Multiply", [made, gate], "weighted", **BROADCAST)
+        output = ir.op("Multiply", [output, gate], "weighted", **BROADCAST)
     ir.scope = scope
-    return ir.op("Add", [total, made], "experts.with_shared", **BROADCAST)
+    return ir.op("Add", [total, output], "experts.with_shared", **BROADCAST)

@@ -26,9 +26,9 @@ def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], *, i
 def constants(decoder: Decoder, packing: Mapping[str, Packing]) -> dict[str, bytes]:
     """The small constants of the model and of what else there is of it: by their entry in the weights file."""
     emitter = decoder_model if decoder.encoder is None else encoder_model
-    found = {CONSTANTS: emitter.constants(decoder, packing)}
+    entries = {CONSTANTS: emitter.constants(decoder, packing)}
     if has_latents(decoder, packing):
-        found[LATENT_CONSTANTS] = decoder_model.constants(decoder, packing, is_latent=True)
+        entries[LATENT_CONSTANTS] = decoder_model.constants(decoder, packing, is_latent=True)
     if decoder.vision is not None:
-        found[VISION_CONSTANTS] = vision_model.constants(decoder, packing)
-    return found
+        entries[VISION_CONSTANTS] = vision_model.constants(decoder, packing)
+    return entries

@@ -92,6 +92,6 @@ class _Encoder:
             factors = ir.constant([float(one) for one in frequencies], "f32")
             angles.append(ir.op("Multiply", [at, factors], f"angles.{axis}", **BROADCAST))
         both = ir.op("Concat", [*angles, *angles], "angles", axis=-1)
-        found = [ir.op(kind, [both], f"rope.{kind.lower()}") for kind in ("Cos", "Sin")]
+        tables = [ir.op(kind, [both], f"rope.{kind.lower()}") for kind in ("Cos", "Sin")]
         ir.is_precise = False
-        return found
+        return tables

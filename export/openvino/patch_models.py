@@ -73,9 +73,11 @@ class _Layers:
         ir = self.ir
         x = self._in_windows(self.x, "patches", self.vision.hidden)
         layers = EncoderLayers(self.vision, Products(ir, self.packing), self._rotations(), self._attend)
-        made, deepstack = layers.features(ir.op("Unsqueeze", [x, ir.constant(0)], "patches.batch"))
+        features, deepstack = layers.features(ir.op("Unsqueeze", [x, ir.constant(0)], "patches.batch"))
         ir.scope = "vision"
-        squeezed = ir.op("Squeeze", [made, ir.constant([0])], "rows", tensor="" if self.order else "last_hidden_state")
+        squeezed = ir.op(
+            "Squeeze", [features, ir.constant([0])], "rows", tensor="" if self.order else "last_hidden_state"
+        )
         rows = self._in_place(squeezed) if self.order else squeezed
         ir.split("Result", [rows], "last_hidden_state.result", 0)
         if deepstack:
@@ -84,14 +86,14 @@ class _Layers:
 
     def _rotations(self) -> list[Value]:
         """cos and sin of the patches."""
-        ir, found = self.ir, list[Value]()
+        ir, tables = self.ir, list[Value]()
         for kind in ("Cos", "Sin"):
             ir.is_precise = True  # angles are more than half precision can tell apart
             half = ir.op(kind, [self.angles], f"rope.{kind.lower()}.half")
             ir.is_precise = False
             ordered = self._in_windows(half, f"rope.{kind.lower()}", self.vision.head_dim // 2)
-            found.append(ir.op("Concat", [ordered, ordered], f"rope.{kind.lower()}", axis=-1))
-        return found
+            tables.append(ir.op("Concat", [ordered, ordered], f"rope.{kind.lower()}", axis=-1))
+        return tables
 
     def _by_head(self, mask: Value, name: str) -> Value:
         return self.ir.op("Unsqueeze", [mask, self.ir.constant(1)], f"{name}.by_head")

@@ -56,12 +56,12 @@ class Recurrent:
         v = self._by_head(v, heads, size, "v")
         ir.is_precise = True  # as choices of experts, these hang on little, and what is wrong in a state stays there
         beta = self._of_heads(ir.op("Sigmoid", [self._small(x, mixer.beta, "beta.product")], "beta"), "beta.by_head")
-        kept = self._of_heads(self._kept(index, mixer, x), "kept.by_head")
+        decay_factor = self._of_heads(self._decay_factor(index, mixer, x), "kept.by_head")
         ir.is_precise = False
-        state = self.held(f"recurrent.{index}", [heads, mixer.key_dim, size])
-        found, after = delta_rule(ir, [q, k, v, kept, beta], state)
+        state = self.read_state(f"recurrent.{index}", [heads, mixer.key_dim, size])
+        output, after = delta_rule(ir, [q, k, v, decay_factor, beta], state)
         self.keep(f"recurrent.{index}", after)
-        tokens = ir.op("Transpose", [found, ir.constant([0, 2, 1, 3])], "found.tokens")
+        tokens = ir.op("Transpose", [output, ir.constant([0, 2, 1, 3])], "found.tokens")
         normed_heads = normed(ir, tokens, mixer.norm, "found.norm")
         flat = ir.op("Reshape", [normed_heads, ir.constant([0, 0, heads * size])], "found.flat", special_zero=True)
         return multiplied_by(ir, [flat, ir.op("Swish", [z], "z.silu")], "context")
@@ -82,14 +82,14 @@ class Recurrent:
         biased = added(ir, [self._small(x, mixer.step, "step.product"), bias], "step.biased")
         step = ir.op("SoftPlus", [biased], "step")
         decay = multiplied_by(ir, [step, ir.op("Exp", [rate], "decay.rate")], "decay.size")
-        kept = self._of_heads(ir.op("Exp", [multiplied(ir, decay, -1.0, "decay")], "kept"), "kept.by_head")
+        decay_factor = self._of_heads(ir.op("Exp", [multiplied(ir, decay, -1.0, "decay")], "kept"), "kept.by_head")
         ir.is_precise = False
-        state = self.held(f"recurrent.{index}", [heads, mixer.state_dim, mixer.head_dim])
-        inputs = [c, b, values, kept, self._of_heads(step, "step.by_head")]
-        found, after = delta_rule(ir, inputs, state, is_delta=False)
+        state = self.read_state(f"recurrent.{index}", [heads, mixer.state_dim, mixer.head_dim])
+        inputs = [c, b, values, decay_factor, self._of_heads(step, "step.by_head")]
+        output, after = delta_rule(ir, inputs, state, is_delta=False)
         self.keep(f"recurrent.{index}", after)
         skip = ir.stored([decay_name(index, "skip")], "f32", [heads, 1, 1])
-        total = added(ir, [found, multiplied_by(ir, [values, skip], "x.skipped")], "total")
+        total = added(ir, [output, multiplied_by(ir, [values, skip], "x.skipped")], "total")
         tokens = ir.op("Transpose", [total, ir.constant([0, 2, 1, 3])], "total.tokens")
         flat = ir.op("Reshape", [tokens, ir.constant([0, 0, heads * mixer.head_dim])], "total.flat", special_zero=True)
         gated_name = "context" if mixer.norm is None else "context.gated"
@@ -104,7 +104,7 @@ class Recurrent:
         flat = ir.constant([0, 0, heads * mixer.head_dim])
         return ir.op("Reshape", [apart, flat], "context", special_zero=True)
 
-    def _kept(self, index: int, mixer: DeltaNet, x: Value) -> Value:
+    def _decay_factor(self, index: int, mixer: DeltaNet, x: Value) -> Value:
         """The part of the state of each head that a token leaves, [B, T, heads]."""
         ir, shape = self.ir, [mixer.value_heads]
         rate, bias = (ir.stored([decay_name(index, part)], "f32", shape) for part in ("log_decay", "decay_bias"))
@@ -156,30 +156,30 @@ class Recurrent:
     def convolved(self, index: int, kernel: int, size: int, x: Value, *, has_bias: bool) -> Value:
         """Each of `size` values of x [B, T, size] with those of the tokens before it."""
         ir = self.ir
-        past = self.held(f"conv.{index}", [kernel - 1, size])
-        known = ir.op("Concat", [past, x], "conv.known", axis=1)
-        self.keep(f"conv.{index}", self._tokens(known, 1 - kernel, _TO_END, "conv.new"))
+        past = self.read_state(f"conv.{index}", [kernel - 1, size])
+        with_past = ir.op("Concat", [past, x], "conv.known", axis=1)
+        self.keep(f"conv.{index}", self._tokens(with_past, 1 - kernel, _TO_END, "conv.new"))
         weight = ir.stored([convolution_name(index, "weight")], "f32", [size, kernel])
         weight = ir.op("Transpose", [weight, ir.constant([1, 0])], "conv.by_tap")
         total: Value | None = None
         for tap in range(kernel):
-            seen = self._tokens(known, tap, tap + 1 - kernel or _TO_END, f"conv.{tap}.seen")
+            tokens = self._tokens(with_past, tap, tap + 1 - kernel or _TO_END, f"conv.{tap}.seen")
             taps = ir.op("Gather", [weight, ir.constant(tap), ir.constant(0)], f"conv.{tap}.weight", batch_dims=0)
-            part = multiplied_by(ir, [seen, taps], f"conv.{tap}")
+            part = multiplied_by(ir, [tokens, taps], f"conv.{tap}")
             total = part if total is None else added(ir, [total, part], f"conv.{tap}.sum")
         assert total is not None  # a kernel has a tap
         if not has_bias:
             return total
         return added(ir, [total, ir.stored([convolution_name(index, "bias")], "f32", [size])], "conv.biased")
 
-    def held(self, name: str, shape: Sequence[int]) -> Value:
+    def read_state(self, name: str, shape: Sequence[int]) -> Value:
         """A state [B, *shape]; zeros at the beginning. name: in embedllm/package/recurrent_state.py."""
         ir, kind = self.ir, name.partition(".")[0]
         state_shape = ir.op("Concat", [self._batch, ir.constant(shape)], f"{kind}.none.shape", axis=0)
         none = ir.op("Broadcast", [ir.constant(0.0, "f32"), state_shape], f"{kind}.none", mode="numpy")
-        held = ir.op("ReadValue", [none], f"{kind}.held", variable_id=variable_name(name), variable_type="f32",
-                     variable_shape=",".join(["?", *map(str, shape)]))  # fmt: skip
-        return ir.op("Gather", [held, self._beams, ir.constant(0)], f"{kind}.past", batch_dims=0)
+        state = ir.op("ReadValue", [none], f"{kind}.held", variable_id=variable_name(name), variable_type="f32",
+                      variable_shape=",".join(["?", *map(str, shape)]))  # fmt: skip
+        return ir.op("Gather", [state, self._beams, ir.constant(0)], f"{kind}.past", batch_dims=0)
 
     def keep(self, name: str, state: Value) -> None:
         """What the next step is to read of a state."""

@@ -35,13 +35,13 @@ def write_tokenizer(source: Path, folder: Path) -> None:
     try:
         # local_files_only: transformers asks the hub about some tokenizers, though they lie here
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
-        made = convert_tokenizer(tokenizer, with_detokenizer=True)
+        models = convert_tokenizer(tokenizer, with_detokenizer=True)
     except Exception as error:  # of transformers, its tokenizer classes or openvino-tokenizers, each with its own
-        said = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ExportError(
-            f"openvino-tokenizers cannot convert the tokenizer of '{source}': {said} "
+            f"openvino-tokenizers cannot convert the tokenizer of '{source}': {reason} "
             "Export without --openvino-tokenizer; only openvino-genai needs it."
         ) from error
-    assert isinstance(made, tuple)  # with_detokenizer
-    for model, name in zip(made, (TOKENIZER_FILE, "openvino_detokenizer.xml"), strict=True):
+    assert isinstance(models, tuple)  # with_detokenizer
+    for model, name in zip(models, (TOKENIZER_FILE, "openvino_detokenizer.xml"), strict=True):
         openvino.save_model(model, folder / name)

@@ -76,15 +76,15 @@ def _layer(products: Products, layer: Layer, x: Value) -> Value:
     assert isinstance(layer.mlp, Mlp)
     context = _context(products, attention, normed(ir, x, layer.attention_norm, "norm"))
     x = ir.op("Add", [x, products.linear(context, [attention.o], "o")], "attention.sum", **BROADCAST)
-    made = mlp(products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
-    return ir.op("Add", [x, made], "mlp.sum", **BROADCAST)
+    output = mlp(products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
+    return ir.op("Add", [x, output], "mlp.sum", **BROADCAST)
 
 
-def _context(products: Products, attention: Attention, read: Value) -> Value:
+def _context(products: Products, attention: Attention, patches: Value) -> Value:
     """What the patches find, [tiles, patches, heads * D]: all see all."""
     ir, parts = products.ir, [attention.q, attention.k, attention.v]
     lengths = ir.constant([part.rows for part in parts])
-    together = products.linear(read, parts, "qkv")
+    together = products.linear(patches, parts, "qkv")
     by_head: list[Value] = []
     for x, name in zip(
         ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3), "qkv", strict=True
@@ -92,8 +92,8 @@ def _context(products: Products, attention: Attention, read: Value) -> Value:
         shape = ir.constant([0, 0, attention.heads, attention.head_dim])
         heads = ir.op("Reshape", [x, shape], f"{name}.heads", special_zero=True)
         by_head.append(ir.op("Transpose", [heads, ir.constant([0, 2, 1, 3])], f"{name}.by_head"))
-    seen = ir.op("ScaledDotProductAttention", by_head, "attention", causal=False)
-    merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
+    output = ir.op("ScaledDotProductAttention", by_head, "attention", causal=False)
+    merged = ir.op("Transpose", [output, ir.constant([0, 2, 1, 3])], "attention.tokens")
     return ir.op("Reshape", [merged, ir.constant([0, 0, attention.o.columns])], "context", special_zero=True)
 
 

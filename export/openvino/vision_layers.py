@@ -51,10 +51,10 @@ class EncoderLayers:
         ir.scope = "vision.merger"
         name = "" if features else tensor
         if isinstance(vision.merger, PatchPooler):
-            made = self.pooled(vision.merger, x, name)
+            output = self.pooled(vision.merger, x, name)
         else:
-            made = self.merged(vision.merger, x, name)
-        return made, [features[place] for place in sorted(features)]
+            output = self.merged(vision.merger, x, name)
+        return output, [features[place] for place in sorted(features)]
 
     def layer(self, index: int, layer: Layer, x: Value) -> Value:
         """The stream behind a layer."""
@@ -62,24 +62,24 @@ class EncoderLayers:
         assert isinstance(attention, Attention)
         assert isinstance(layer.mlp, Mlp)
         context = self.context(index, attention, normed(ir, x, layer.attention_norm, "norm"))
-        made = self.products.linear(context, [attention.o], "o")
-        x = added(ir, [x, normed(ir, made, layer.attention_post_norm, "post_norm")], "attention.sum")
-        made = mlp(self.products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
-        made = normed(ir, made, layer.mlp_post_norm, "mlp.post_norm")
-        return added(ir, [x, made], "mlp.sum")
+        output = self.products.linear(context, [attention.o], "o")
+        x = added(ir, [x, normed(ir, output, layer.attention_post_norm, "post_norm")], "attention.sum")
+        output = mlp(self.products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
+        output = normed(ir, output, layer.mlp_post_norm, "mlp.post_norm")
+        return added(ir, [x, output], "mlp.sum")
 
-    def context(self, index: int, attention: Attention, read: Value) -> Value:
+    def context(self, index: int, attention: Attention, patches: Value) -> Value:
         """What the patches find, [1, patches, heads * D]."""
         ir, parts = self.ir, [attention.q, attention.k, attention.v]
         lengths = ir.constant([part.rows for part in parts])
-        together = self.products.linear(read, parts, "qkv")
+        together = self.products.linear(patches, parts, "qkv")
         split = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
         norms = (attention.q_norm, attention.k_norm, attention.v_norm)
         q, k, v = (self.by_head(x, attention, norm, name) for x, norm, name in zip(split, norms, "qkv", strict=True))
         if self.vision.has_rope:
             q, k = self.rotated(q, attention, "q"), self.rotated(k, attention, "k")
-        seen = self.attend(index, attention, (q, k, v))
-        merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
+        output = self.attend(index, attention, (q, k, v))
+        merged = ir.op("Transpose", [output, ir.constant([0, 2, 1, 3])], "attention.tokens")
         return ir.op("Reshape", [merged, ir.constant([0, 0, attention.o.columns])], "context", special_zero=True)
 
     def by_head(self, x: Value, attention: Attention, norm: Norm | None, name: str) -> Value:

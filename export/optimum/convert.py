@@ -193,8 +193,8 @@ def _trace(source: Path, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     path = folder / "model.onnx"
     if done.returncode or not path.exists():
-        said = (done.stderr or done.stdout).strip().splitlines()
-        last = said[-1] if said else f"exit status {done.returncode}"
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        last = lines[-1] if lines else f"exit status {done.returncode}"
         raise ExportError(f"optimum {_version()} could not export '{source}': {last}")
     return path
 
@@ -218,14 +218,14 @@ def _version() -> str:
     return metadata.version(DISTRIBUTION)
 
 
-def _context(config: Mapping[str, object], wanted: int | None) -> int:
-    known = next((value for name in CONTEXTS if type(value := config.get(name)) is int and value > 0), None)
-    if wanted is None and known is None:
+def _context(config: Mapping[str, object], requested: int | None) -> int:
+    limit = next((value for name in CONTEXTS if type(value := config.get(name)) is int and value > 0), None)
+    if requested is None and limit is None:
         raise ExportError(f"config.json does not say how many tokens the model holds ({', '.join(CONTEXTS)}). "
                           "Say it with --context.")  # fmt: skip
-    if wanted is not None and (wanted < 1 or (known is not None and wanted > known)):
-        raise ExportError(f"context is {wanted} tokens; expected 1 to {known}, what config.json says.")
-    return wanted or known or 0
+    if requested is not None and (requested < 1 or (limit is not None and requested > limit)):
+        raise ExportError(f"context is {requested} tokens; expected 1 to {limit}, what config.json says.")
+    return requested or limit or 0
 
 
 def _parameters(traced: TracedGraph) -> int:

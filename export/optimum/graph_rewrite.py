@@ -62,11 +62,11 @@ class TracedGraph:
     @property
     def rest(self) -> list[TensorProto]:
         """Float tensors that are large enough to be stored, and are no matrices."""
-        taken = {use.linear.source for use in self.uses} | {_weight(use) for use in self.uses}
+        matrix_names = {use.linear.source for use in self.uses} | {_weight(use) for use in self.uses}
         return [
             tensor
             for tensor in self.model.graph.initializer
-            if tensor.name not in taken
+            if tensor.name not in matrix_names
             and tensor.data_type == TensorProto.FLOAT
             and 4 * np.prod(tensor.dims) >= _STORED
         ]
@@ -90,9 +90,9 @@ class GraphSource:
         self._open: dict[str, np.ndarray] = {}
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        found = tuple(self._tensors[name].dims)
-        if found != shape:
-            raise ExportError(f"'{name}' has the shape {found}; expected {shape}.")
+        dims = tuple(self._tensors[name].dims)
+        if dims != shape:
+            raise ExportError(f"'{name}' has the shape {dims}; expected {shape}.")
 
     def rows(self, name: str, start: int, stop: int) -> F32:
         values = self._open.get(name)
@@ -116,9 +116,9 @@ def read_traced(path: Path) -> TracedGraph:
 
 def kv_shapes(traced: TracedGraph) -> tuple[tuple[int, int], ...]:
     """By layer: KV heads, and the size of a key or value. Raises ExportError unless they grow along the third axis."""
-    inputs = {given.name: _dims(given) for given in traced.model.graph.input}
+    inputs = {value.name: _dims(value) for value in traced.model.graph.input}
     names = [name for name in inputs if name.startswith("past_key_values.")]
-    found: list[tuple[int, int]] = []
+    shapes: list[tuple[int, int]] = []
     for index in range(len(names) // 2):
         pair = [inputs.get(f"past_key_values.{index}.{part}", []) for part in ("key", "value")]
         if pair[0] != pair[1] or [isinstance(size, int) for size in pair[0]] != [False, True, False, True]:
@@ -126,14 +126,14 @@ def kv_shapes(traced: TracedGraph) -> tuple[tuple[int, int], ...]:
                 f"layer {index} of the graph that optimum wrote keeps {pair[0]} and {pair[1]}; expected a key and a "
                 "value of [batch, heads, tokens, size] each. Such a model cannot be exported."
             )
-        found.append((int(pair[0][1]), int(pair[0][3])))
+        shapes.append((int(pair[0][1]), int(pair[0][3])))
     others = inputs.keys() - {*names, "input_ids", "attention_mask", "position_ids"}
-    if not found or others:
+    if not shapes or others:
         raise ExportError(
             f"the graph that optimum wrote has the inputs {', '.join(inputs)}; expected tokens, their mask and "
             "positions, and keys and values per layer. Such a model cannot be exported."
         )
-    return tuple(found)
+    return tuple(shapes)
 
 
 def rewritten(traced: TracedGraph, layout: Layout, packing: Mapping[str, Packing], *, exact: bool) -> bytes:
@@ -142,7 +142,7 @@ def rewritten(traced: TracedGraph, layout: Layout, packing: Mapping[str, Packing
     graph, uses = traced.model.graph, {use.node.name: use for use in traced.uses}
     _cut_logits(traced)
     nodes: list[onnx.NodeProto] = []
-    made: dict[str, TensorProto] = {}
+    tensors: dict[str, TensorProto] = {}
     for node in graph.node:
         if (use := uses.get(node.name)) is None:
             nodes.append(node)
@@ -151,16 +151,16 @@ def rewritten(traced: TracedGraph, layout: Layout, packing: Mapping[str, Packing
         part.scope = node.name.strip("/").replace("/", ".") or use.linear.name
         _emit(Products(part, packing, variant), use)
         nodes += part.nodes
-        made |= {tensor.name: tensor for tensor in part.initializers}
+        tensors |= {tensor.name: tensor for tensor in part.initializers}
     stored = Graph(layout, variant.activations)
     for tensor in traced.rest:
         stored.stored([tensor.name], shape=list(tensor.dims))
-    made |= {tensor.name: tensor for tensor in stored.initializers}
-    gone = {_weight(use) for use in traced.uses} | made.keys()
-    kept = [tensor for tensor in graph.initializer if tensor.name not in gone]
+    tensors |= {tensor.name: tensor for tensor in stored.initializers}
+    gone = {_weight(use) for use in traced.uses} | tensors.keys()
+    others = [tensor for tensor in graph.initializer if tensor.name not in gone]
     del graph.node[:], graph.initializer[:]
     graph.node.extend(nodes)
-    graph.initializer.extend([*kept, *made.values()])
+    graph.initializer.extend([*others, *tensors.values()])
     if MICROSOFT not in {opset.domain for opset in traced.model.opset_import}:
         traced.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     return traced.model.SerializeToString(deterministic=True)
@@ -197,8 +197,8 @@ def _uses(traced: TracedGraph) -> Iterator[Use]:
 
 def _product(node: onnx.NodeProto, tensors: dict[str, TensorProto]) -> Linear | None:
     """The matrix that a node multiplies by, where it is large enough."""
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    usual = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0} | given
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    usual = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0} | attributes
     plain = (usual["transA"], usual["alpha"], usual["beta"]) == (0, 1.0, 1.0)
     tensor = tensors.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") and plain else None
     if tensor is None or len(tensor.dims) != 2 or min(tensor.dims) < _LEAST or tensor.data_type != TensorProto.FLOAT:

@@ -52,9 +52,9 @@ def scaled(
     squares: dict[str, F32] = {}
 
     def take(fold: Fold, x: F32) -> None:
-        scale, found = _chosen(source, fold, packing, x)
+        scale, mean_squares = _chosen(source, fold, packing, x)
         scales.append((fold, scale))
-        squares.update(dict.fromkeys((linear.name for linear in fold.after), found))
+        squares.update(dict.fromkeys((linear.name for linear in fold.after), mean_squares))
 
     for index, layer in enumerate(decoder.layers):
         floats.layer(index)
@@ -116,8 +116,8 @@ class _Trial:
             packed = quantize(self._rows * columns, self._packing, search=True, weights=weights)
         except ExportError as error:
             raise ExportError(f"'{self._name}': {error}") from error
-        found = dequantize(packed, self._packing, len(columns)) / columns
-        return self._energy(found - self._rows) / self._all if self._all else 0.0
+        approximation = dequantize(packed, self._packing, len(columns)) / columns
+        return self._energy(approximation - self._rows) / self._all if self._all else 0.0
 
     def _energy(self, rows: F32) -> float:
         """The sum of squares of what rows make of the inputs."""

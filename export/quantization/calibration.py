@@ -173,11 +173,11 @@ class _Quantizing(FloatPass):
         By least squares over the sequences, for what the inputs lost in the layers before; and for what the stream
         lost that the product is added to.
         """
-        found: F32 = weight @ self._lost
+        correction: F32 = weight @ self._lost
         if linear.name in self.stream:
             missing: F32 = self._float_pass.stream[linear.name] - self.stream[linear.name]
-            found += np.matmul(missing.T, x) @ self._inverse  # matmul: the stub of @ makes float64 of this
-        return _PROPAGATED * found
+            correction += np.matmul(missing.T, x) @ self._inverse  # matmul: the stub of @ makes float64 of this
+        return _PROPAGATED * correction
 
 
 def _floats(packed: Packed | F32 | NDArray[np.float16], packing: Packing, columns: int) -> F32:

@@ -44,8 +44,8 @@ def sequences_for(decoder: Decoder) -> int:
     """How many sequences a model is calibrated on: fewer when it is so large that time or memory would not do."""
     matrices = [matrix for layer in decoder.layers for matrix in linears(layer)]
     widest, weights = max(one.columns for one in matrices), sum(one.rows * one.columns for one in matrices)
-    wanted = min(_VALUES // widest, _MULTIPLICATIONS // weights) // min(LENGTH, decoder.context)
-    return max(FEWEST, min(_MOST, wanted // _AT_ONCE * _AT_ONCE))
+    count = min(_VALUES // widest, _MULTIPLICATIONS // weights) // min(LENGTH, decoder.context)
+    return max(FEWEST, min(_MOST, count // _AT_ONCE * _AT_ONCE))
 
 
 def read_text(
@@ -85,8 +85,8 @@ def built_in_text(folder: Path, decoder: Decoder) -> CalibrationText:
 
     folder: of the checkpoint, whose tokenizer reads it. Raises ExportError for a tokenizer that is not the model's.
     """
-    found = read_text(_BUILT_IN, folder, decoder, length=_BUILT_IN_LENGTH, count=_BUILT_IN_SEQUENCES)
-    return CalibrationText(sequences=found.sequences, facts={**found.facts, "text": "built-in"})
+    text = read_text(_BUILT_IN, folder, decoder, length=_BUILT_IN_LENGTH, count=_BUILT_IN_SEQUENCES)
+    return CalibrationText(sequences=text.sequences, facts={**text.facts, "text": "built-in"})
 
 
 def draw_text(

@@ -103,20 +103,20 @@ class FloatPass(Layers):
             return np.concatenate(list(pool.map(attended, own)))
 
     def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32, *, is_delta: bool = True) -> F32:
-        found: list[F32] = []
+        outputs: list[F32] = []
         for start in range(0, self.sequences.size, self.sequences.shape[1]):
             self.rewind(0)
             here = slice(start, start + self.sequences.shape[1])
             own = (each[here] for each in (q, k, v, kept, beta))
-            found.append(super()._recurred(index, *own, is_delta=is_delta))
-        return np.concatenate(found)
+            outputs.append(super()._recurred(index, *own, is_delta=is_delta))
+        return np.concatenate(outputs)
 
     def _convolved(self, index: int, kernel: int, x: F32, *, has_bias: bool) -> F32:
-        found: list[F32] = []
+        outputs: list[F32] = []
         for one in np.split(x, len(self.sequences)):
             self.rewind(0)
-            found.append(super()._convolved(index, kernel, one, has_bias=has_bias))
-        return np.concatenate(found)
+            outputs.append(super()._convolved(index, kernel, one, has_bias=has_bias))
+        return np.concatenate(outputs)
 
 
 class Checkpoint:

@@ -49,14 +49,14 @@ def read_importance(path: Path, decoder: Decoder) -> dict[str, F32]:
             f"llama.cpp has the matrices of a '{decoder.model_type}' cut in another way, so that '{path}' does not fit "
             "them. Use a text (--calibrate)."
         )
-    found: dict[str, F32] = {}
+    squares: dict[str, F32] = {}
     for index, layer in enumerate(decoder.layers):
         for kind, linear in _names(layer).items():
-            found[linear.name] = _mean_square(file, f"blk.{index}.{kind}.weight", linear)
+            squares[linear.name] = _mean_square(file, f"blk.{index}.{kind}.weight", linear)
     head = "output.weight"
     if f"{head}{_SQUARES}" in file.tensors:
-        found[decoder.head.name] = _mean_square(file, head, decoder.head)
-    return found
+        squares[decoder.head.name] = _mean_square(file, head, decoder.head)
+    return squares
 
 
 def _names(layer: Layer) -> dict[str, Linear]:
@@ -64,10 +64,10 @@ def _names(layer: Layer) -> dict[str, Linear]:
     attention, mlp = layer.attention, layer.mlp
     assert isinstance(attention, Attention), "others are refused before"
     assert isinstance(mlp, Mlp), "mixtures are refused before"
-    found = {"attn_q": attention.q, "attn_k": attention.k, "attn_v": attention.v, "attn_output": attention.o}
+    matrices = {"attn_q": attention.q, "attn_k": attention.k, "attn_v": attention.v, "attn_output": attention.o}
     if mlp.gate is not None:
-        found["ffn_gate"] = mlp.gate
-    return found | {"ffn_up": mlp.up, "ffn_down": mlp.down}
+        matrices["ffn_gate"] = mlp.gate
+    return matrices | {"ffn_up": mlp.up, "ffn_down": mlp.down}
 
 
 def _mean_square(file: GgufFile, name: str, linear: Linear) -> F32:

@@ -55,7 +55,7 @@ def input_products(
     floats.begin()
     most = _VALUES // sum(linear.columns for layer in decoder.layers for linear in linears(layer))
 
-    def found(names: Sequence[str], linear: Linear, x: F32) -> tuple[tuple[str, ...], F32]:
+    def compute_products(names: Sequence[str], linear: Linear, x: F32) -> tuple[tuple[str, ...], F32]:
         size = block_columns(linear.columns, packing[linear.name].group_size, min(_BLOCK, most))
         with one_blas_thread():
             return tuple(names), mean_products(x, size, linear.name)
@@ -68,21 +68,21 @@ def input_products(
                 key = id(floats.inputs[linear.name]), packing[linear.name].group_size
                 sharing.setdefault(key, []).append(linear)
         for them in sharing.values():
-            yield found([linear.name for linear in them], them[0], floats.inputs[them[0].name])
+            yield compute_products([linear.name for linear in them], them[0], floats.inputs[them[0].name])
         on_layer(index + 1, len(decoder.layers))
     head = decoder.head
     if packing[head.name].bits in _COMPENSATED_BITS:
-        yield found([head.name], head, floats.head_inputs())
+        yield compute_products([head.name], head, floats.head_inputs())
 
 
 def mean_products(x: F32, size: int, name: str) -> F32:
     """Of inputs [T, columns] in blocks of `size` columns: X^T X / T of each. Raises ExportError as mean_square()."""
     grouped = np.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(len(x), -1, size).transpose(1, 0, 2)
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
-        found: F32 = np.matmul(grouped.transpose(0, 2, 1), grouped) / np.float32(len(x))
-    if not np.isfinite(found).all():
+        products: F32 = np.matmul(grouped.transpose(0, 2, 1), grouped) / np.float32(len(x))
+    if not np.isfinite(products).all():
         raise ExportError(f"the inputs of '{name}' are not finite (NaN or infinity) on the calibration text.")
-    return found
+    return products
 
 
 def spreads(
@@ -90,22 +90,22 @@ def spreads(
 ) -> dict[str, Feedback]:
     """What compensated() needs, by the name of the matrix. products: as input_products() gives them."""
     tied = decoder.head.name if decoder.tied else None
-    found: dict[str, Feedback] = {}
+    by_name: dict[str, Feedback] = {}
     for names, one in products:
         floor = AS_INPUT if tied in names else _FLOOR
         with one_blas_thread():  # not around the loop: products come out of a pass that has large ones
             spread = feedback(one, packing[names[0]].group_size, floor=floor, shrinkage=_SHRINKAGE)
-        found.update(dict.fromkeys(names, spread))
-    return found
+        by_name.update(dict.fromkeys(names, spread))
+    return by_name
 
 
 def mean_square(x: F32, name: str) -> F32:
     """Of inputs [T, columns]. Raises ExportError, with the name of the matrix, for such as are not finite."""
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
-        found = np.einsum("tc,tc->c", x, x) / np.float32(len(x))
-    if not np.isfinite(found).all():
+        square = np.einsum("tc,tc->c", x, x) / np.float32(len(x))
+    if not np.isfinite(square).all():
         raise ExportError(f"the inputs of '{name}' are not finite (NaN or infinity) on the calibration text.")
-    return found
+    return square
 
 
 def weights(importance: Mapping[str, F32], decoder: Decoder) -> dict[str, F32]:
@@ -114,7 +114,7 @@ def weights(importance: Mapping[str, F32], decoder: Decoder) -> dict[str, F32]:
     importance: mean squares, likewise.
     """
     tied = decoder.head.name if decoder.tied else None
-    return {name: weighing(found, AS_INPUT if name == tied else _FLOOR) for name, found in importance.items()}
+    return {name: weighing(square, AS_INPUT if name == tied else _FLOOR) for name, square in importance.items()}
 
 
 def weighing(mean_squares: F32, floor: float = _FLOOR) -> F32:

@@ -62,15 +62,15 @@ def _reach(
     try:
         engine = OrtEngine(package, graph, devices()[0], attachment=attachment)
         session = OrtSession(engine, 0)
-        found: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
-        for _ in _read(session, tokens, package.context) if tokens else _said(session, package):
-            found = _farther(found, session.export_state(0, session.position))
+        reach: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
+        for _ in _read(session, tokens, package.context) if tokens else _generate(session, package):
+            reach = _farther(reach, session.export_state(0, session.position))
             session.rewind(0)
     except DeviceError as error:
         raise ExportError(f"the model has to run for the scales of its KV, and does not: {error}") from error
     session.close()
     engine.close()
-    return found
+    return reach
 
 
 def _read(session: OrtSession, tokens: Sequence[int], context: int) -> Iterator[None]:
@@ -81,7 +81,7 @@ def _read(session: OrtSession, tokens: Sequence[int], context: int) -> Iterator[
         yield
 
 
-def _said(session: OrtSession, package: Package) -> Iterator[None]:
+def _generate(session: OrtSession, package: Package) -> Iterator[None]:
     """As _read, of sequences that the model draws, each from another first token on."""
     random, vocabulary = np.random.default_rng(_SEED), package.decoder.vocabulary
     for _ in range(_SEQUENCES):
@@ -92,10 +92,10 @@ def _said(session: OrtSession, package: Package) -> Iterator[None]:
 
 
 def _farther(
-    found: list[tuple[NDArray[np.float32], NDArray[np.float32]]], state: KeyValues
+    reach: list[tuple[NDArray[np.float32], NDArray[np.float32]]], state: KeyValues
 ) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     reached = [(np.abs(key).max(axis=1), np.abs(value).max(axis=1)) for key, value in state]
-    before = found or reached
+    before = reach or reached
     return [
         (np.maximum(key, keys), np.maximum(value, values))
         for (key, value), (keys, values) in zip(before, reached, strict=True)

@@ -96,12 +96,12 @@ def mixed(
     """
     runs = open_runs(narrow, recipe)
     on_progress(Progress("sensitivity", 0, len(runs)))
-    found = losses(source, narrow.decoder, runs, narrow.packing, excerpt(sequences, narrow.decoder.vocabulary),
-                   search=narrow.search, on_run=lambda *at: on_progress(Progress("sensitivity", *at)))  # fmt: skip
+    run_losses = losses(source, narrow.decoder, runs, narrow.packing, excerpt(sequences, narrow.decoder.vocabulary),
+                        search=narrow.search, on_run=lambda *at: on_progress(Progress("sensitivity", *at)))  # fmt: skip
     measured: list[dict[str, object]] = [
-        {"matrices": [linear.name for linear in run], "kl": kl} for run, kl in zip(runs, found, strict=True)
+        {"matrices": [linear.name for linear in run], "kl": kl} for run, kl in zip(runs, run_losses, strict=True)
     ]
-    return allotted(narrow, recipe, found, size), measured
+    return allotted(narrow, recipe, run_losses, size), measured
 
 
 def allotted(narrow: Plan, recipe: Recipe, kls: Sequence[float], size: int) -> Plan:

@@ -39,8 +39,8 @@ def excerpt(sequences: NDArray[np.int64], vocabulary: int) -> NDArray[np.int64]:
     """Shorter and fewer sequences [s, t] from all over those of a text, [S, T]: as many as losses() should read."""
     length = min(_LENGTH, sequences.shape[1])
     pieces = sequences[:, : sequences.shape[1] // length * length].reshape(-1, length)
-    wanted = max(_FEWEST, _LOGITS // vocabulary) // length or 1
-    return pieces[np.linspace(0, len(pieces) - 1, min(wanted, len(pieces))).astype(np.int64)]
+    count = max(_FEWEST, _LOGITS // vocabulary) // length or 1
+    return pieces[np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(np.int64)]
 
 
 def losses(
@@ -62,8 +62,8 @@ def losses(
     model = _Rounding(source, decoder, sequences, packing, search=search)
     model.begin()
     with np.errstate(over="ignore", invalid="ignore"):  # divergences() finds and names it
-        found = dict(_losses(model, runs, lambda done: on_run(done, len(runs))))
-    return [found[at] for at in range(len(runs))]
+        by_run = dict(_losses(model, runs, lambda done: on_run(done, len(runs))))
+    return [by_run[at] for at in range(len(runs))]
 
 
 def _losses(
@@ -136,14 +136,14 @@ class _Rounding(FloatPass):
     def through(self, index: int, streams: Mapping[int, F32]) -> dict[int, F32]:
         """What a layer as it is makes of several models' streams."""
         one, step = self.sequences, max(1, _TOGETHER // self.sequences.size)
-        found: dict[int, F32] = {}
+        outputs: dict[int, F32] = {}
         for start in range(0, len(streams), step):
             places = list(streams)[start : start + step]
             self.sequences = np.tile(one, (len(places), 1))
-            made = self.layer_with(index, np.concatenate([streams[at] for at in places]), ())
-            found.update(zip(places, np.split(made, len(places)), strict=True))
+            output = self.layer_with(index, np.concatenate([streams[at] for at in places]), ())
+            outputs.update(zip(places, np.split(output, len(places)), strict=True))
         self.sequences = one
-        return found
+        return outputs
 
     def head_inputs_of(self, stream: F32) -> F32:
         """What the head is given of a stream behind the last layer."""

@@ -52,14 +52,14 @@ def feedback(grams: F32, group_size: int, *, floor: float, shrinkage: float = 1.
     inputs of different groups are multiplied by; a few thousand tokens tell those of one group, but not those of all.
     """
     blocks, size, _ = grams.shape
-    found = tuple(np.empty((blocks, group_size, size - start), np.float32) for start in range(0, size, group_size))
+    factors = tuple(np.empty((blocks, group_size, size - start), np.float32) for start in range(0, size, group_size))
     added = _added(grams, floor)
     for block, gram in enumerate(grams):  # one by one: the decomposition takes several times their memory
         damped = gram.astype(np.float64)
         np.einsum("ii->i", damped)[...] += added
-        for own, all_columns in zip(found, _feedback(damped, group_size, shrinkage), strict=True):
+        for own, all_columns in zip(factors, _feedback(damped, group_size, shrinkage), strict=True):
             own[block] = all_columns[:, size - own.shape[2] :]
-    return found
+    return factors
 
 
 def _feedback(damped: NDArray[np.float64], group_size: int, shrinkage: float) -> NDArray[np.float64]:
@@ -80,9 +80,9 @@ def _feedback(damped: NDArray[np.float64], group_size: int, shrinkage: float) ->
 
 def damp(grams: F32, floor: float) -> NDArray[np.float64]:
     """Gram matrices [blocks, size, size] of the inputs of a matrix, with `floor` of their mean square added to each."""
-    found = grams.astype(np.float64)
-    np.einsum("bii->bi", found)[...] += _added(grams, floor)
-    return found
+    matrices = grams.astype(np.float64)
+    np.einsum("bii->bi", matrices)[...] += _added(grams, floor)
+    return matrices
 
 
 def _added(grams: F32, floor: float) -> float:

@@ -92,19 +92,19 @@ def _make_exact(transposed: F32, extreme: F32, scale: F32) -> None:
     """
     step = np.exp2(np.maximum(np.ceil(np.log2(np.maximum(np.abs(extreme), _LEAST_STEP)) - _LOG_127), _LEAST_EXPONENT))
     step = step.astype(np.float32)
-    found = np.flatnonzero(extreme)
+    groups = np.flatnonzero(extreme)
     for rows in (transposed[:4], transposed):  # hardly any other weights pass the first look
-        found = found[_is_exact(rows[:, found], step[found])]
-    found = found[~_is_exact(transposed[:, found], scale[found].astype(np.float16).astype(np.float32))]
-    scale[found] = step[found]
+        groups = groups[_is_exact(rows[:, groups], step[groups])]
+    groups = groups[~_is_exact(transposed[:, groups], scale[groups].astype(np.float16).astype(np.float32))]
+    scale[groups] = step[groups]
 
 
 def _is_exact(values: F32, step: F32) -> NDArray[np.bool_]:
     with np.errstate(divide="ignore", invalid="ignore"):
         steps = values / step
     whole = (np.rint(steps) == steps) & (steps >= -128) & (steps <= 127)
-    found: NDArray[np.bool_] = np.logical_and.reduce(whole, axis=0)
-    return found
+    is_exact: NDArray[np.bool_] = np.logical_and.reduce(whole, axis=0)
+    return is_exact
 
 
 def inverse(scale: F16) -> F32:

@@ -113,10 +113,10 @@ def clear_killed(out: Path) -> None:
     """
     pattern = re.compile(re.escape(_partial_prefix(out)) + r"[0-9a-f]{8}(?=$|\.lock$|\.old$|\.trace-)")
     try:
-        found = {match[0] for path in out.parent.iterdir() if (match := pattern.match(path.name))}
+        names = {match[0] for path in out.parent.iterdir() if (match := pattern.match(path.name))}
     except OSError:
         return
-    for name in found:
+    for name in names:
         partial = out.with_name(name)
         with suppress(OSError), _locked(partial) as is_mine:
             if is_mine and not partial.is_symlink():
@@ -127,9 +127,9 @@ def _remove_killed(partial: Path) -> None:
     for path in [path for path in partial.parent.iterdir() if path.name.startswith(f"{partial.name}.trace-")]:
         shutil.rmtree(path, ignore_errors=True)
     old = partial.with_name(partial.name + _OLD)
-    for kept in [*old.iterdir()] if old.is_dir() else []:
-        if not os.path.lexists(place := partial.with_name(kept.name)):
-            kept.rename(place)
+    for entry in [*old.iterdir()] if old.is_dir() else []:
+        if not os.path.lexists(place := partial.with_name(entry.name)):
+            entry.rename(place)
     for folder in (old, partial):
         if folder.exists():
             _log.info("removing '%s', which an export that was killed left", folder)
@@ -172,13 +172,13 @@ def _take_name(partial: Path, out: Path) -> None:
         return
     old = partial.with_name(partial.name + _OLD)
     old.mkdir()
-    kept = old / out.name
+    backup = old / out.name
     try:
-        out.rename(kept)
+        out.rename(backup)
         partial.rename(out)
     except BaseException:  # Ctrl-C among them: what was to be replaced must not vanish with the folder it waits in
-        if os.path.lexists(kept) and not os.path.lexists(out):
-            kept.rename(out)
+        if os.path.lexists(backup) and not os.path.lexists(out):
+            backup.rename(out)
         raise
     finally:
         if os.path.lexists(out):

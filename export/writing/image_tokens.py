@@ -21,9 +21,9 @@ def check_image_tokens(folder: Path, texts: Sequence[str], image_token: int, *, 
             f"the tokenizer of '{folder.name}' has no {', '.join(map(repr, missing))}, which {library} looks for "
             f"around images. Export without {option}."
         )
-    if (found := tokenizer.token_id(texts[0])) != image_token:
+    if (token_id := tokenizer.token_id(texts[0])) != image_token:
         raise ExportError(
-            f"the token '{texts[0]}' is {found} in the tokenizer, and {image_token} in config.json. Fetch the "
+            f"the token '{texts[0]}' is {token_id} in the tokenizer, and {image_token} in config.json. Fetch the "
             f"checkpoint again, or export without {option}."
         )
     return tokenizer

@@ -95,8 +95,8 @@ def special_tokens(reader: Checkpoint, vocabulary: int, ends: Sequence[int] = ()
             raise ExportError(f"a stop token id is {value}; expected 0 to {vocabulary - 1}, a token of the model.")
     # no range(): it compares None with each number of a vocabulary
     bos, pad = (value if value is not None and 0 <= value < vocabulary else None for value in (bos, pad))
-    known = (token for token in ends if token < vocabulary)
-    return {"bos": bos, "pad": pad, "stop": [*dict.fromkeys([*stops, *known])]}
+    model_ends = (token for token in ends if token < vocabulary)
+    return {"bos": bos, "pad": pad, "stop": [*dict.fromkeys([*stops, *model_ends])]}
 
 
 def _token_id(value: object) -> int:
@@ -112,16 +112,16 @@ def texts_of(folder: Path) -> dict[str, Path]:
             f"there is no tokenizer.json in '{folder}'. With transformers installed, write one with: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted([*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]):
         name = path.relative_to(folder).as_posix()
         matches = [pattern for pattern in TEXTS if fnmatchcase(name, pattern)]
         # a folder LICENSES is none of them, but a link that leads nowhere is: reading it says so
         if name in matches or (matches and not path.is_dir()):
-            found[name] = path
-    if fault := link_fault(folder, found):
+            files[name] = path
+    if fault := link_fault(folder, files):
         raise ExportError(fault)
-    return found
+    return files
 
 
 def copy_texts(texts: Mapping[str, Path], partial: Path) -> None:

@@ -57,7 +57,7 @@ def prequantized(source: Source, decoder: Decoder) -> dict[str, Packing]:
     """
     if not isinstance(source, PackedSource):
         return {}
-    found: dict[str, Packing] = {}
+    packings: dict[str, Packing] = {}
     for run in matrix_runs(decoder):
         owners: dict[bytes, str] = {}  # of an order, the first matrix with it
         for linear in run:
@@ -65,14 +65,14 @@ def prequantized(source: Source, decoder: Decoder) -> dict[str, Packing]:
             if packing is not None:
                 order = source.order(f"{linear.source}.weight") if isinstance(source, OrderedSource) else None
                 name = "" if order is None else owners.setdefault(order.tobytes(), linear.name)
-                found[linear.name] = replace(packing, column_order=name, scale_bits=_scale_bits(packing, linear))
+                packings[linear.name] = replace(packing, column_order=name, scale_bits=_scale_bits(packing, linear))
     for table in tables(decoder):
-        if table.name in found and found[table.name].column_order:
+        if table.name in packings and packings[table.name].column_order:
             raise ExportError(
                 f"the columns of the table '{table.source}.weight' lie in another order (desc_act), in which rows "
                 "cannot be looked up. Give the bits that the weights are to be rounded to once more, such as --bits 4."
             )
-    return found if any(packing.quantized for packing in found.values()) else {}
+    return packings if any(packing.quantized for packing in packings.values()) else {}
 
 
 def _scale_bits(packing: Packing, linear: Linear) -> int:
@@ -93,9 +93,9 @@ def check_prequantized(prequantized: Mapping[str, Packing], recipe: Recipe, opti
     """
     if not prequantized:
         return
-    if asked := incompatible_option(recipe, options):
+    if option := incompatible_option(recipe, options):
         raise ExportError(
-            f"the model's weights are quantized already and are stored as they are, which {asked} would change. "
+            f"the model's weights are quantized already and are stored as they are, which {option} would change. "
             "Leave it out, or give the bits that the weights are to be rounded to once more, such as --bits 4."
         )
 
@@ -109,8 +109,8 @@ def read_packed(source: PackedSource, linear: Linear, start: int, stop: int) -> 
     if origin is None:
         packed = source.packed(name, start, stop)
     else:
-        found, order = stretches(places(origin, start, stop))
-        packed = ordered([source.packed(name, first, last) for first, last in found], order)
+        spans, order = stretches(places(origin, start, stop))
+        packed = ordered([source.packed(name, first, last) for first, last in spans], order)
     if linear.weight_multiplier != 1:
         by = np.float32(linear.weight_multiplier)
         minimum = None if packed.minimum is None else packed.minimum * by

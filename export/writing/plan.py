@@ -111,10 +111,10 @@ def _passthrough(decoder: Decoder, recipe: Recipe, prequantized: Mapping[str, Pa
     """What is stored as the source holds it: all that the recipe does not give bits."""
     if recipe.bits is not None:
         return {}
-    given = {decoder.head.name: recipe.head_bits}
+    bits = {decoder.head.name: recipe.head_bits}
     if not decoder.tied:
-        given[decoder.embedding.name] = recipe.embedding_bits
-    return {name: packing for name, packing in prequantized.items() if given.get(name) is None}
+        bits[decoder.embedding.name] = recipe.embedding_bits
+    return {name: packing for name, packing in prequantized.items() if bits.get(name) is None}
 
 
 def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing]) -> dict[str, Packing]:
@@ -132,17 +132,17 @@ def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing
         return Packing(bits=bits, group_size=group_size, symmetric=symmetric)
 
     try:
-        found = {linear.name: packing(linear, bits) for run in matrix_runs(decoder) for linear in run}
-        found[decoder.head.name] = packing(decoder.head, head_bits)
-        found[decoder.embedding.name] = packing(decoder.embedding, embedding_bits)
-        found |= {
+        packings = {linear.name: packing(linear, bits) for run in matrix_runs(decoder) for linear in run}
+        packings[decoder.head.name] = packing(decoder.head, head_bits)
+        packings[decoder.embedding.name] = packing(decoder.embedding, embedding_bits)
+        packings |= {
             linear.name: packing(linear, max(bits, _VISION_BITS), vision_group(recipe, linear.columns))
             for run in vision_runs(decoder)
             for linear in run
         }
     except ValueError as error:
         raise ExportError(str(error)) from error
-    return {**found, **passthrough}
+    return {**packings, **passthrough}
 
 
 def vision_group(recipe: Recipe, columns: int) -> int:

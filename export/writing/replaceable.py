@@ -67,8 +67,8 @@ def _listed(manifest: Mapping[str, JSON]) -> set[str]:
 def _unlisted(folder: Path, listed: Collection[str], parents: Collection[str], inside: str = "") -> Iterator[str]:
     """parents: of the listed files. A link is deleted and not followed, wherever it leads to."""
     with os.scandir(folder / inside) as entries:
-        found = {f"{inside}{entry.name}": entry.is_dir(follow_symlinks=False) for entry in entries}
-    for name, is_folder in found.items():
+        children = {f"{inside}{entry.name}": entry.is_dir(follow_symlinks=False) for entry in entries}
+    for name, is_folder in children.items():
         if PurePosixPath(name).name in _FILE_BROWSERS or _KILLED.fullmatch(name):
             continue
         if not is_folder:

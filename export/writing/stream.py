@@ -84,10 +84,10 @@ def write_weights(
     def fill(write: Write, pool: ThreadPoolExecutor) -> None:
         _write_small(source, plan, write)
         if pieces is None:
-            made = rounded(source, plan, pool, weights or {}, spreads or {})
+            parts = rounded(source, plan, pool, weights or {}, spreads or {})
         else:
-            made = chain(pieces, rounded(source, replace(plan, runs=tuple(vision_runs(plan.decoder))), pool, {}, {}))
-        write_matrices(plan, made, write)
+            parts = chain(pieces, rounded(source, replace(plan, runs=tuple(vision_runs(plan.decoder))), pool, {}, {}))
+        write_matrices(plan, parts, write)
 
     return filled(path, plan.layout, fill, on_bytes)
 

@@ -87,9 +87,9 @@ def _changed(folder: Path, tokenizer: Tokenizer) -> str | None:
     is_other = bool(added)
     if byte_level_class(config, tokenizer_config) is not None:
         for part in _byte_levels(whole.get("pre_tokenizer")):
-            wanted = tokenizer_config.get("add_prefix_space") is True
-            is_other |= part.get("add_prefix_space") is not wanted
-            part["add_prefix_space"] = wanted
+            adds_prefix_space = tokenizer_config.get("add_prefix_space") is True
+            is_other |= part.get("add_prefix_space") is not adds_prefix_space
+            part["add_prefix_space"] = adds_prefix_space
     return json.dumps(whole, ensure_ascii=False) if is_other else None
 
 
@@ -105,7 +105,7 @@ def _byte_levels(part: JSON) -> list[dict[str, JSON]]:
     if not isinstance(part, dict):
         return []
     if part.get("type") == "Sequence":
-        return [found for inner in _entries(part.get("pretokenizers")) for found in _byte_levels(inner)]
+        return [byte_level for inner in _entries(part.get("pretokenizers")) for byte_level in _byte_levels(inner)]
     return [part] if part.get("type") == "ByteLevel" else []
 
 

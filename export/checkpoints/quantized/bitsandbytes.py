@@ -57,13 +57,13 @@ class CodedMatrix:
         if self.nested_block:
             expected |= {"absmax": ("U8", [blocks]), "nested_quant_map": ("F32", [256]),
                          "nested_absmax": ("F32", [-(-blocks // self.nested_block)])}  # fmt: skip
-        for part, (dtype, wanted) in expected.items():
+        for part, (dtype, sizes) in expected.items():
             tensor = self.tensors.get(part)
             if tensor is None:
                 raise ExportError(f"the checkpoint has no '{self.name}.{part}', without which it cannot be read.")
-            if tensor.dtype != dtype or list(tensor.shape) != wanted:
+            if tensor.dtype != dtype or list(tensor.shape) != sizes:
                 raise ExportError(f"'{self.name}.{part}' is {tensor.dtype} {list(tensor.shape)}; expected {dtype} "
-                                  f"{wanted}.")  # fmt: skip
+                                  f"{sizes}.")  # fmt: skip
 
     def packing(self, read: Read) -> Packing:
         """Rounded: no integers have the steps of such floats."""
@@ -108,8 +108,8 @@ def find_bitsandbytes(tensors: Mapping[str, Tensor], name: str, read: Read) -> C
         if order is not None and any(read(order, 0, order.length)):
             raise ExportError(f"'{name}' is in an order of its own, {base}.weight_format; expected 0, row behind row.")
         return ScaledMatrix(name, weight, largest, None, _INT8)
-    found = {part: tensors[f"{name}.{part}"] for part in _PARTS if f"{name}.{part}" in tensors}
-    if not found:
+    parts = {part: tensors[f"{name}.{part}"] for part in _PARTS if f"{name}.{part}" in tensors}
+    if not parts:
         return None
     states = (tensors.get(f"{name}.quant_state.bitsandbytes__{kind}") for kind in _KINDS)
     state = next((tensor for tensor in states if tensor is not None), None)
@@ -117,10 +117,10 @@ def find_bitsandbytes(tensors: Mapping[str, Tensor], name: str, read: Read) -> C
         raise ExportError(f"the checkpoint has no '{name}.quant_state.bitsandbytes__nf4' (or fp4), which says how the "
                           "matrix is stored.")  # fmt: skip
     try:
-        said = json.loads(bytes(read(state, 0, state.length)))
-        nested = "nested_absmax" in found
-        shape, block, offset = said["shape"], said["blocksize"], said["nested_offset"] if nested else 0.0
-        nested_block = said["nested_blocksize"] if nested else 0
+        settings = json.loads(bytes(read(state, 0, state.length)))
+        nested = "nested_absmax" in parts
+        shape, block, offset = settings["shape"], settings["blocksize"], settings["nested_offset"] if nested else 0.0
+        nested_block = settings["nested_blocksize"] if nested else 0
         sizes = [block, *shape, *([nested_block] if nested else [])]
         if not all(type(size) is int and size > 0 for size in sizes) or type(offset) not in (int, float):
             raise ValueError("sizes are whole numbers above 0")
@@ -128,5 +128,5 @@ def find_bitsandbytes(tensors: Mapping[str, Tensor], name: str, read: Read) -> C
             raise ValueError(f"an offset of float32 is below {_LARGEST:g}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ExportError(f"'{name}.quant_state' is not understood: {type(error).__name__}: {error}.") from error
-    return CodedMatrix(name=name, shape=tuple(shape), weight=weight, tensors=found, block=block,
+    return CodedMatrix(name=name, shape=tuple(shape), weight=weight, tensors=parts, block=block,
                        nested_block=nested_block, offset=float(offset))  # fmt: skip

@@ -61,12 +61,12 @@ class Float4Matrix:
         expected = {"scale": (self.scale, _SCALES[self.group], [(shape[0], shape[1] // self.group)])}
         if self.group == 16:
             expected["scale of all"] = self.whole, "F32", [(), (1,)]
-        for what, (tensor, dtype, known) in expected.items():
+        for what, (tensor, dtype, shapes) in expected.items():
             if tensor is None:
                 raise ExportError(f"the checkpoint has no {what} of '{self.name}', which is nothing without.")
-            if tensor.dtype != dtype or tensor.shape not in known:
+            if tensor.dtype != dtype or tensor.shape not in shapes:
                 raise ExportError(f"the {what} of '{self.name}' is {tensor.dtype} {list(tensor.shape)}; expected "
-                                  f"{dtype} {' or '.join(str(list(each)) for each in known)}.")  # fmt: skip
+                                  f"{dtype} {' or '.join(str(list(each)) for each in shapes)}.")  # fmt: skip
 
     def packing(self, read: Read) -> Packing:
         return Packing(bits=8, group_size=self.group, scale_bits=32)

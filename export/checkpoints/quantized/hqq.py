@@ -133,20 +133,20 @@ def find_hqq(tensors: Mapping[str, Tensor], name: str, read: Read) -> ZeroedMatr
     if words is None or kind != "weight":
         return None
 
-    def said(part: str) -> list[int]:
+    def load(part: str) -> list[int]:
         tensor = tensors.get(f"{base}.{part}")
         if tensor is None or tensor.dtype not in _INTEGERS:
             raise ExportError(f"the checkpoint has no whole numbers '{base}.{part}', without which '{name}' cannot be "
                               "read.")  # fmt: skip
         return np.frombuffer(read(tensor, 0, tensor.length), _INTEGERS[tensor.dtype]).tolist()
 
-    packing = bytes(each & 255 for each in said("packing")).decode("latin-1")
-    if packing not in _PACKINGS or any(said("view_as_float")):
-        raise ExportError(f"'{name}' is packed as {packing!r}, with view_as_float {said('view_as_float')}; expected "
+    packing = bytes(each & 255 for each in load("packing")).decode("latin-1")
+    if packing not in _PACKINGS or any(load("view_as_float")):
+        raise ExportError(f"'{name}' is packed as {packing!r}, with view_as_float {load('view_as_float')}; expected "
                           f"{' or '.join(_PACKINGS)}, as bytes.")  # fmt: skip
-    axis, group = said("axis"), said("group_size")
+    axis, group = load("axis"), load("group_size")
     if axis not in ([0], [1]) or len(group) != 1 or group[0] < 1:
         raise ExportError(f"'{name}' has groups of {group} along axis {axis}; expected a number, and 0 or 1.")
-    return ZeroedMatrix(name=name, shape=tuple(said("shape")), words=words, scale=tensors.get(f"{base}.scale"),
+    return ZeroedMatrix(name=name, shape=tuple(load("shape")), words=words, scale=tensors.get(f"{base}.scale"),
                         zero=tensors.get(f"{base}.zero"), bits=_PACKINGS[packing], group=group[0],
                         axis=axis[0])  # fmt: skip

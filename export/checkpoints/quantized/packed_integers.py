@@ -77,11 +77,11 @@ class PackedMatrix:
                     "g_idx": (integers, [columns]), "weight_g_idx": (integers, [columns])}  # fmt: skip
         if (words := self.tensors[self.scheme.words]).dtype not in integers or len(words.shape) != 2:
             raise ExportError(f"'{self.name}' is {words.dtype} {list(words.shape)}; expected rows of 32-bit integers.")
-        for part, (types, wanted) in expected.items():
+        for part, (types, sizes) in expected.items():
             tensor = self.tensors.get(part)
-            if tensor is not None and (tensor.dtype not in types or list(tensor.shape) != wanted):
+            if tensor is not None and (tensor.dtype not in types or list(tensor.shape) != sizes):
                 raise ExportError(f"'{part}' of '{self.name}' is {tensor.dtype} {list(tensor.shape)}; expected "
-                                  f"{' or '.join(types)} {wanted}.")  # fmt: skip
+                                  f"{' or '.join(types)} {sizes}.")  # fmt: skip
         needed = {"scales", "biases"} if self.scheme.kind == "mlx" else {_SCALES[self.scheme.kind]}
         if lacking := needed - self.tensors.keys():
             raise ExportError(f"the checkpoint has no '{min(lacking)}' of '{self.name}', which cannot be read so.")
@@ -127,8 +127,8 @@ class PackedMatrix:
 
     def rows(self, read: Read, start: int, stop: int) -> F32:
         """Rows [start, stop) as the floats that they stand for."""
-        given = self._group_of(read)
-        group = plain_groups(self.shape[1], self.scheme.group) if given is None else given
+        groups = self._group_of(read)
+        group = plain_groups(self.shape[1], self.scheme.group) if groups is None else groups
         values = self._codes(read, start, stop).astype(np.float32)
         if self.scheme.kind != "mlx":
             values -= self._zeros(read, start, stop)[:, group].astype(np.float32)
@@ -225,8 +225,8 @@ def find_packed(scheme: Scheme, tensors: Mapping[str, Tensor], name: str) -> Pac
         return None
     if scheme.kind == "mlx" and f"{base}.scales" not in tensors:
         return None  # floats, under the same name
-    found = {part: tensors[f"{base}.{part}"] for part in (scheme.words, *_PARTS) if f"{base}.{part}" in tensors}
-    return PackedMatrix(scheme, name, found)
+    parts = {part: tensors[f"{base}.{part}"] for part in (scheme.words, *_PARTS) if f"{base}.{part}" in tensors}
+    return PackedMatrix(scheme, name, parts)
 
 
 def _words(read: Read, tensor: Tensor, start: int = 0, stop: int | None = None) -> NDArray[np.uint32]:
@@ -261,11 +261,11 @@ def sorted_by_group(groups: NDArray[np.int32], size: int, name: str) -> NDArray[
     Raises ExportError for groups of other sizes.
     """
     expected = np.bincount(plain_groups(len(groups), size))
-    found = np.bincount(groups, minlength=len(expected))
-    if (differ := np.flatnonzero(found != expected)).size:
+    counts = np.bincount(groups, minlength=len(expected))
+    if (differ := np.flatnonzero(counts != expected)).size:
         first = differ[0]
         raise ExportError(
-            f"group {first} of '{name}' has {found[first]} columns by its g_idx; expected {expected[first]}, by the "
+            f"group {first} of '{name}' has {counts[first]} columns by its g_idx; expected {expected[first]}, by the "
             f"group_size {size}. Give the bits that the weights are to be rounded to once more, such as --bits 4."
         )
     order = np.argsort(groups, kind="stable").astype(np.int32)

@@ -55,12 +55,12 @@ class ScaledMatrix:
             raise ExportError(f"the checkpoint has no {' or '.join(map(repr, _SCALES))} of '{self.name}', which is "
                               f"{self.weight.dtype} and nothing without.")  # fmt: skip
         rows, columns = shape
-        known = [(), (1,), (1, 1), (rows,), (rows, 1)]
+        shapes = [(), (1,), (1, 1), (rows,), (rows, 1)]
         if self.block is not None:
-            known = [(-(-rows // self.block[0]), -(-columns // self.block[1]))]
-        if self.scale.dtype not in FLOATS or self.scale.shape not in known:
+            shapes = [(-(-rows // self.block[0]), -(-columns // self.block[1]))]
+        if self.scale.dtype not in FLOATS or self.scale.shape not in shapes:
             raise ExportError(f"the scale of '{self.name}' is {self.scale.dtype} {list(self.scale.shape)}; expected "
-                              f"{' or '.join(FLOATS)} {' or '.join(str(list(each)) for each in known)}.")  # fmt: skip
+                              f"{' or '.join(FLOATS)} {' or '.join(str(list(each)) for each in shapes)}.")  # fmt: skip
 
     def packing(self, read: Read) -> Packing:
         """Integers as they are, unless their blocks have several rows or part one; floats rounded."""

@@ -38,49 +38,49 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
 
     Raises ExportError for a form of a known scheme that is not read.
     """
-    said = next((section for key in _KEYS if isinstance(section := config.get(key), Mapping)), None)
-    if said is None:
+    settings = next((section for key in _KEYS if isinstance(section := config.get(key), Mapping)), None)
+    if settings is None:
         return None
-    method, bits, group = said.get("quant_method"), said.get("bits"), said.get("group_size")
+    method, bits, group = settings.get("quant_method"), settings.get("bits"), settings.get("group_size")
     if method == "gptq":
-        form = said.get("checkpoint_format", "gptq")
+        form = settings.get("checkpoint_format", "gptq")
         _expect("checkpoint_format", form, ("gptq", "gptq_v2"))
         return _scheme("gptq", bits, group, (2, 3, 4, 8), less=int(form == "gptq"))
     if method == "awq":
-        version = str(said.get("version", "gemm")).lower()
+        version = str(settings.get("version", "gemm")).lower()
         _expect("version", version, ("gemm", "gemv"))
         return _scheme("awq" if version == "gemm" else "gemv", bits, group, (4,))
     if method == "compressed-tensors":
-        return _compressed(said)
+        return _compressed(settings)
     if method == "bitsandbytes":
-        return Scheme(kind="bitsandbytes", bits=8 if said.get("load_in_8bit") else 4, group=-1)
+        return Scheme(kind="bitsandbytes", bits=8 if settings.get("load_in_8bit") else 4, group=-1)
     if method == "hqq":
         return Scheme(kind="hqq", bits=8, group=-1)  # each matrix says its own
     if method in ("fp8", "fbgemm_fp8"):
-        return _scaled(said.get("weight_block_size"))
+        return _scaled(settings.get("weight_block_size"))
     if method == "modelopt":
-        _expect("quant_algo", said.get("quant_algo"), ("FP8", "NVFP4"))
-        return _scaled(None) if said["quant_algo"] == "FP8" else Scheme(kind="float4", bits=4, group=16)
-    if method is None and "group_size" in said:
-        _expect("mode", said.get("mode", "affine"), ("affine",))
-        if own := [name for name, each in said.items() if isinstance(each, Mapping)]:
+        _expect("quant_algo", settings.get("quant_algo"), ("FP8", "NVFP4"))
+        return _scaled(None) if settings["quant_algo"] == "FP8" else Scheme(kind="float4", bits=4, group=16)
+    if method is None and "group_size" in settings:
+        _expect("mode", settings.get("mode", "affine"), ("affine",))
+        if own := [name for name, each in settings.items() if isinstance(each, Mapping)]:
             raise ExportError(f"config.json quantizes '{own[0]}' in a way of its own; expected all matrices alike.")
         return _scheme("mlx", bits, group, (2, 4, 8))
     return None
 
 
-def _compressed(said: Mapping[str, object]) -> Scheme:
-    form, groups = str(said.get("format")), said.get("config_groups")
+def _compressed(settings: Mapping[str, object]) -> Scheme:
+    form, groups = str(settings.get("format")), settings.get("config_groups")
     _expect("format", form, ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", *_FLOAT4))
-    if said.get("transform_config"):
+    if settings.get("transform_config"):
         raise ExportError(
             "config.json has a 'transform_config': the model turns what its matrices read, which is not done here. "
             "Export from the checkpoint that it was made from."
         )
-    found = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else []
-    if len(found) != 1 or not isinstance(found[0], Mapping):
+    weight_settings = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else []
+    if len(weight_settings) != 1 or not isinstance(weight_settings[0], Mapping):
         raise ExportError("config.json has several groups of quantized matrices, or none; expected one.")
-    weights, strategy = found[0], found[0].get("strategy")
+    weights, strategy = weight_settings[0], weight_settings[0].get("strategy")
     if form == "pack-quantized":
         _expect("actorder", weights.get("actorder"), (None, "group", "dynamic", "static", "weight"))
         group = -1 if strategy == "channel" else weights.get("group_size")
@@ -109,8 +109,8 @@ def without_scheme(config: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key not in _KEYS}
 
 
-def _scheme(kind: str, bits: object, group: object, known: tuple[int, ...], less: int = 0) -> Scheme:
-    _expect("bits", bits, known)
+def _scheme(kind: str, bits: object, group: object, allowed: tuple[int, ...], less: int = 0) -> Scheme:
+    _expect("bits", bits, allowed)
     if type(bits) is not int or type(group) is not int or not (group == -1 or group in GROUPS or _repeats(group)):
         raise ExportError(f"the model's weights are in groups of {group!r}; expected 16, 32, 64, or a multiple of 128.")
     return Scheme(kind=kind, bits=bits, group=group, less=less)
@@ -120,9 +120,9 @@ def _repeats(group: int) -> bool:
     return group > 0 and group % WHOLE == 0
 
 
-def _expect(what: str, found: object, known: tuple[object, ...]) -> None:
-    if found not in known:
+def _expect(what: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
         raise ExportError(
-            f"the model is quantized already, with {what} {found!r} in config.json; expected "
-            f"{' or '.join(map(repr, known))}. Export from the checkpoint that it was made from."
+            f"the model is quantized already, with {what} {value!r} in config.json; expected "
+            f"{' or '.join(map(repr, allowed))}. Export from the checkpoint that it was made from."
         )
