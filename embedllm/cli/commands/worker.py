@@ -22,9 +22,9 @@ def worker() -> None:
     from embedllm.integrations.worker.server import Worker
 
     stdin, stdout = _taken_over()
-    found = Worker(lambda size: os.read(stdin, size), _writer(stdout))
-    code = found.serve()
-    if not found.is_idle:  # a runtime in the middle of its work would be torn down under its own threads
+    server = Worker(lambda size: os.read(stdin, size), _writer(stdout))
+    code = server.serve()
+    if not server.is_idle:  # a runtime in the middle of its work would be torn down under its own threads
         sys.stderr.flush()
         os._exit(code)
     click.get_current_context().exit(code)
