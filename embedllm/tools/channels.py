@@ -64,9 +64,9 @@ class ChannelReader:
             return Parts() if "<|" in header else Parts(header)  # a model that left the format
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         self._buffer, self._is_inside = rest, True
-        said_to = recipient[1] if recipient else "user"
-        self._recipient = None if said_to in _PEOPLE else said_to.removeprefix("functions.")
-        self._is_reasoning = (channel is not None and channel[1] == "analysis") or said_to == "self"
+        recipient_name = recipient[1] if recipient else "user"
+        self._recipient = None if recipient_name in _PEOPLE else recipient_name.removeprefix("functions.")
+        self._is_reasoning = (channel is not None and channel[1] == "analysis") or recipient_name == "self"
         is_further = self._recipient is None and self._is_reasoning in self._message_kinds
         if self._recipient is not None:
             self._stream = ArgumentStream(self._format, self._parameters, self._count)

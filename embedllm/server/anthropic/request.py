@@ -34,7 +34,7 @@ class MessagesRequest:
 
 def messages_request(body: Mapping[str, Any]) -> MessagesRequest:
     """body: its types on the first level are checked. Raises ValueError for what cannot be followed."""
-    tools, warnings = read_tools(_objects(body.get("tools", []), "tools"), [*_found_tools(body["messages"])])
+    tools, warnings = read_tools(_objects(body.get("tools", []), "tools"), [*_referenced_tools(body["messages"])])
     messages = [*_system(body.get("system")), *_messages(body["messages"], warnings)]
     if not messages:
         raise ValueError("messages is empty; expected at least one message.")
@@ -62,15 +62,15 @@ def messages_request(body: Mapping[str, Any]) -> MessagesRequest:
     )
 
 
-def _found_tools(value: object) -> Iterator[str]:
+def _referenced_tools(value: object) -> Iterator[str]:
     """The names in tool_reference blocks of results, in their order."""
     if isinstance(value, Mapping):
         if value.get("type") == "tool_reference" and isinstance(name := value.get("tool_name"), str):
             yield name
-        yield from _found_tools(value.get("content"))
+        yield from _referenced_tools(value.get("content"))
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for one in value:
-            yield from _found_tools(one)
+            yield from _referenced_tools(one)
 
 
 def _objects(value: object, where: str) -> list[Mapping[str, Any]]:
