@@ -131,15 +131,15 @@ class Encoding:
         return Tokens(ids, types)
 
 
-def present(encoding: Encoding | None, name: str, model_kind: str) -> Encoding:
+def present(encoding: Encoding | None, name: str, purpose: str) -> Encoding:
     """The encoding of a model that has one. Raises ValueError for a model that generates text."""
     if encoding is None:
-        is_reranker = "rerank" in model_kind
+        is_reranker = "rerank" in purpose
         example = "BAAI/bge-reranker-v2-m3" if is_reranker else "Qwen/Qwen3-Embedding-0.6B"
         task = "rerank" if is_reranker else "embed"
         raise ValueError(
-            f"'{name}' generates text and was not exported as {model_kind}. Export one that is, such as {example}, or "
-            f"a checkpoint of such a model with: embedllm export SOURCE OUT --task {task}"
+            f"'{name}' generates text and was not exported as {purpose}. Export one that is, such as {example}, or a "
+            f"checkpoint of such a model with: embedllm export SOURCE OUT --task {task}"
         )
     return encoding
 
