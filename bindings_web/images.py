@@ -48,16 +48,16 @@ def opened_images(messages: Sequence[Message], images: Sequence[Mapping[str, JSO
     def opened(part: object) -> object:
         if not is_image_part(part):
             return part
-        given = cast("Mapping[str, int | str]", next(rest))
-        source = ImageSource(width=int(given["width"]), height=int(given["height"]), digest=str(given["digest"]),
+        fields = cast("Mapping[str, int | str]", next(rest))
+        source = ImageSource(width=int(fields["width"]), height=int(fields["height"]), digest=str(fields["digest"]),
                              decode=_no_pixels)  # fmt: skip
         return {**part, "image": source}
 
-    found = []
+    prompt = []
     for message in messages:
         content = message.get("content")
-        found.append({**message, "content": [*map(opened, content)]} if isinstance(content, list) else message)
-    return cast("list[Message]", found)
+        prompt.append({**message, "content": [*map(opened, content)]} if isinstance(content, list) else message)
+    return cast("list[Message]", prompt)
 
 
 def with_page_ids(request: Request) -> Request:

@@ -77,17 +77,17 @@ async def aload(
     places = dict(urls or {})
     module = await bridge(places.pop("bridge", ""))
     abort = abort_controller()
-    asked: dict[str, JsValue] = {"signal": abort.signal, "threads": threads}
+    load_options: dict[str, JsValue] = {"signal": abort.signal, "threads": threads}
     if device is not None:
-        asked["device"] = device if isinstance(device, str) else js_list(device)
+        load_options["device"] = device if isinstance(device, str) else js_list(device)
     if places:
-        asked["urls"] = options(places)
+        load_options["urls"] = options(places)
     raised: list[Exception] = []
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if on_progress is not None:
-            asked["onProgress"] = held.enter_context(callback(_told(on_progress, abort, raised)))
+            load_options["onProgress"] = stack.enter_context(callback(_progress_callback(on_progress, abort, raised)))
         try:
-            loaded = await _abortable(started(module.load(url, options(asked))), abort)
+            loaded = await _abortable(started(module.load(url, options(load_options))), abort)
         except Exception as error:
             if raised:
                 raise raised[0] from error  # aborting was only how it ended
@@ -129,8 +129,8 @@ async def adevices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
     places = dict(urls or {})
     module = await bridge(places.pop("bridge", ""))
     with translating():
-        found = await module.devices(options({"urls": options(places)} if places else {}))
-    return [device_of(device) for device in found]
+        js_devices = await module.devices(options({"urls": options(places)} if places else {}))
+    return [device_of(device) for device in js_devices]
 
 
 def devices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
@@ -153,16 +153,18 @@ async def _abortable(loading: asyncio.Future[JsLoaded], abort: Abort) -> JsLoade
         raise
 
 
-def _told(on_progress: Callable[[Progress], None], abort: Abort, raised: list[Exception]) -> Callable[[JsValue], None]:
+def _progress_callback(
+    on_progress: Callable[[Progress], None], abort: Abort, raised: list[Exception]
+) -> Callable[[JsValue], None]:
     """What JavaScript calls. raised: gets the first error, which must not go through JavaScript."""
 
     def tell(progress: JsValue) -> None:
         if raised:
             return
-        found = cast("_JsProgress", progress)
+        event = cast("_JsProgress", progress)
         try:
             on_progress(
-                Progress(file=found.file, loaded=int(found.loaded), total=int(found.total or 0), phase=found.phase)
+                Progress(file=event.file, loaded=int(event.loaded), total=int(event.total or 0), phase=event.phase)
             )
         except Exception as error:  # noqa: BLE001  # raised again by aload()
             raised.append(error)

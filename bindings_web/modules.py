@@ -21,18 +21,18 @@ _IMPORT = re.compile(r"""(?m)(^(?:import|export)\b(?:[^;"'`]*?\bfrom)?\s*|\bawai
 
 def sources(folder: Path = SOURCES) -> dict[str, str]:
     """The texts of the modules by their paths, with "/" on any system."""
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.js"))}
-    if ENTRY not in found:
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.js"))}
+    if ENTRY not in paths:
         raise PackageError(
             f"'{folder}' has no '{ENTRY}': this installation lacks its JavaScript. Install embedllm again, or give "
             "urls={'bridge': ...}, where a server has these modules."
         )
-    return {name: path.read_text(encoding="utf-8") for name, path in found.items()}
+    return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
 
 
 def imports(name: str, text: str) -> set[str]:
     """The modules that one imports by relative addresses."""
-    return {_target(name, found[3]) for found in _IMPORT.finditer(text)}
+    return {_target(name, match[3]) for match in _IMPORT.finditer(text)}
 
 
 def addresses(texts: Mapping[str, str], entry: str, *, publish: Callable[[str], str]) -> dict[str, str]:
@@ -41,25 +41,25 @@ def addresses(texts: Mapping[str, str], entry: str, *, publish: Callable[[str], 
     publish: gives the address of a text.
     Raises ValueError for an import of what is not there, and for a circle.
     """
-    made: dict[str, str] = {}
+    urls: dict[str, str] = {}
 
     def make(name: str, path: tuple[str, ...]) -> None:
         if name in path:
             raise ValueError(f"'{name}' imports itself by way of {' -> '.join(path)}; expected no circle.")
         if name not in texts:
             raise ValueError(f"'{path[-1] if path else entry}' imports '{name}', which is not there.")
-        if name in made:
+        if name in urls:
             return
         for imported in sorted(imports(name, texts[name])):
             make(imported, (*path, name))
-        made[name] = publish(_IMPORT.sub(lambda found: _rewritten(name, found, made), texts[name]))
+        urls[name] = publish(_IMPORT.sub(lambda match: _rewritten(name, match, urls), texts[name]))
 
     make(entry, ())
-    return made
+    return urls
 
 
-def _rewritten(name: str, found: re.Match[str], made: Mapping[str, str]) -> str:
-    return f"{found[1]}{found[2]}{made[_target(name, found[3])]}{found[2]}"
+def _rewritten(name: str, match: re.Match[str], urls: Mapping[str, str]) -> str:
+    return f"{match[1]}{match[2]}{urls[_target(name, match[3])]}{match[2]}"
 
 
 def _target(name: str, address: str) -> str:

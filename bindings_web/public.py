@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 @same_parameters(desktop.load)
 def load(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
     """As embedllm.load(), where a synchronous call can wait; raises ValueError for what a browser does not have."""
-    found = _checked(options)
+    load_options = _checked(options)
     return loading.load(
         os.fspath(path),
-        device=found.device,
-        threads=found.threads,
-        on_progress=_on_progress(found),
-        urls=found.urls,
-        chat_template=found.chat_template,
-        parse_special=found.parse_special,
+        device=load_options.device,
+        threads=load_options.threads,
+        on_progress=_on_progress(load_options),
+        urls=load_options.urls,
+        chat_template=load_options.chat_template,
+        parse_special=load_options.parse_special,
     )
 
 
 @same_parameters(desktop.aload)
 async def aload(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
     """As load(), without blocking the event loop."""
-    found = _checked(options)
+    load_options = _checked(options)
     return await loading.aload(
         os.fspath(path),
-        device=found.device,
-        threads=found.threads,
-        on_progress=_on_progress(found),
-        urls=found.urls,
-        chat_template=found.chat_template,
-        parse_special=found.parse_special,
+        device=load_options.device,
+        threads=load_options.threads,
+        on_progress=_on_progress(load_options),
+        urls=load_options.urls,
+        chat_template=load_options.chat_template,
+        parse_special=load_options.parse_special,
     )
 
 
@@ -65,9 +65,9 @@ def tune(path: str | os.PathLike[str] = "demo", **options: object) -> Tuning:
 
 
 def _checked(options: Mapping[str, object]) -> LoadOptions:
-    found = LoadOptions(**options)  # type: ignore[arg-type]  # as they were given
-    found.check_for_browser()
-    return found
+    load_options = LoadOptions(**options)  # type: ignore[arg-type]  # as they were given
+    load_options.check_for_browser()
+    return load_options
 
 
 def _on_progress(options: LoadOptions) -> Callable[[FileProgress], None] | None:

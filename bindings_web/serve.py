@@ -52,7 +52,7 @@ class Tell(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ReplyRequest:
     """A request for a reply: the type `Reply` of bindings_web/src/worker/protocol.js."""
 
     prompt: Prompt
@@ -101,7 +101,7 @@ class Server:
         """
         self._cancel = Cancel()
         try:
-            async for chunk in self._stream(asked(request), self._cancel, make_matcher):
+            async for chunk in self._stream(read_request(request), self._cancel, make_matcher):
                 _tell(chunk, tell)
         except _EXPECTED as error:
             return error_text(error)
@@ -122,11 +122,11 @@ class Server:
 
     def hold(self, conversation: int, tokens: str) -> JsSession:
         """A new session for a conversation; JavaScript puts the KV of these tokens, in JSON, into it."""
-        held = [own_id(token) for token in json.loads(tokens)]
-        sequence = self._model.runner.sequences.new(len(held))
+        token_ids = [own_id(token) for token in json.loads(tokens)]
+        sequence = self._model.runner.sequences.new(len(token_ids))
         session = cast("WebSession", sequence.session)
         inner = session.inner
-        sequence.tokens, session.position = held, len(held)
+        sequence.tokens, session.position = token_ids, len(token_ids)
         self._sequences[conversation] = sequence
         return inner
 
@@ -140,65 +140,65 @@ class Server:
         self._sequences.clear()
         self._model.close()
 
-    def _stream(self, asked: Asked, cancel: Cancel, make_matcher: MakeMatcher | None) -> AsyncStream:
-        model, request = self._model, self._request(asked)
+    def _stream(self, reply_request: ReplyRequest, cancel: Cancel, make_matcher: MakeMatcher | None) -> AsyncStream:
+        model, request = self._model, self._request(reply_request)
         if make_matcher is not None:
             matcher = call(make_matcher, whole_numbers(sorted(request.stop_tokens)))
             request = replace(request, constraint=WebConstraint(matcher))
         sequence = None
-        if asked.conversation is not None:
-            sequence = self._sequences.get(asked.conversation)
+        if reply_request.conversation is not None:
+            sequence = self._sequences.get(reply_request.conversation)
             if sequence is None:
                 sequence = model.runner.sequences.new(len(request.prompt))
-                self._sequences[asked.conversation] = sequence
+                self._sequences[reply_request.conversation] = sequence
         return model.runner.astream(request, cancel, sequence)
 
-    def _request(self, asked: Asked) -> Request:
+    def _request(self, reply_request: ReplyRequest) -> Request:
         model = self._model
-        if asked.images:
+        if reply_request.images:
             from embedllm.web.images import opened_images, with_page_ids  # loaded for prompts with images only
 
-            prompt = opened_images(cast("Sequence[Message]", asked.prompt), asked.images)
-            request = with_page_ids(self._request(replace(asked, prompt=prompt, images=())))
+            prompt = opened_images(cast("Sequence[Message]", reply_request.prompt), reply_request.images)
+            request = with_page_ids(self._request(replace(reply_request, prompt=prompt, images=())))
             model.runner.check(request)  # which lets its images be fed
             return request
         request = model.request(
-            asked.prompt,
-            replace(model.sampling, **_sampling(asked.sampling)),  # type: ignore[arg-type]  # Sampling checks them
-            max_tokens=asked.max_tokens,
-            stop=asked.stop,
-            stop_tokens=asked.stop_tokens,
-            logprobs=asked.logprobs,
-            tools=asked.tools,
-            variables=asked.variables or None,
-            documents=asked.documents,
-            continue_final_message=asked.continue_final_message,
-            special=asked.special,
+            reply_request.prompt,
+            replace(model.sampling, **_sampling(reply_request.sampling)),  # type: ignore[arg-type]  # Sampling checks them
+            max_tokens=reply_request.max_tokens,
+            stop=reply_request.stop,
+            stop_tokens=reply_request.stop_tokens,
+            logprobs=reply_request.logprobs,
+            tools=reply_request.tools,
+            variables=reply_request.variables or None,
+            documents=reply_request.documents,
+            continue_final_message=reply_request.continue_final_message,
+            special=reply_request.special,
         )
         return replace(request, reader=None, kept=frozenset())  # the page is given the reply as it is written
 
 
-def asked(text: str) -> Asked:
-    """The request in a JSON text. Raises TypeError for a name that Asked has not."""
-    return Asked(**json.loads(text))
+def read_request(text: str) -> ReplyRequest:
+    """The request in a JSON text. Raises TypeError for a name that ReplyRequest has not."""
+    return ReplyRequest(**json.loads(text))
 
 
 def error_text(error: Exception) -> str:
     """JSON of an error: the type `Posted` of bindings_web/src/worker/protocol.js."""
     name = type(error).__name__
-    told: dict[str, object] = {"name": _NAMES.get(name, name), "message": str(error) or name}
+    fields: dict[str, object] = {"name": _NAMES.get(name, name), "message": str(error) or name}
     if isinstance(error, ContextFull):
-        told |= {"tokens": error.tokens, "limit": error.limit}
+        fields |= {"tokens": error.tokens, "limit": error.limit}
     if isinstance(error, DeviceUnavailable):
-        told["tried"] = error.tried
-    return json.dumps(told)
+        fields["tried"] = error.tried
+    return json.dumps(fields)
 
 
-def _sampling(given: Mapping[str, JSON]) -> dict[str, JSON | Mapping[int, float]]:
+def _sampling(sampling: Mapping[str, JSON]) -> dict[str, JSON | Mapping[int, float]]:
     """Options with token ids and infinities as Python has them; JSON's names are texts."""
-    values: dict[str, JSON | Mapping[int, float]] = dict(given)
-    if "logit_bias" in given:
-        biases = cast("Mapping[str, float | str]", given["logit_bias"])
+    values: dict[str, JSON | Mapping[int, float]] = dict(sampling)
+    if "logit_bias" in sampling:
+        biases = cast("Mapping[str, float | str]", sampling["logit_bias"])
         values["logit_bias"] = {int(token): float(bias) for token, bias in biases.items()}
     return values
 

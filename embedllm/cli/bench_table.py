@@ -16,13 +16,13 @@ _SPREAD = re.compile(r"^([\d.,]+) \([\d.,]+-[\d.,]+\)$")  # as _spread() writes 
 _ANY_WIDTH = 10_000  # columns
 
 
-def show_report(found: dict[str, Any]) -> None:
+def show_report(results: dict[str, Any]) -> None:
     """What embedllm.profiling.bench.report.report() gave, on stdout."""
     console = new_console()
     is_narrow = False
-    for line in _conditions(found):
+    for line in _conditions(results):
         console.print(line, markup=False, soft_wrap=True)
-    engines = found["engines"]
+    engines = results["engines"]
     for title, columns, rows in (
         ("engines", ("", "model", "weights sha256", "weights, MB", "bits", "device", "versions"), _models(engines)),
         ("load and memory", ("", "load, s", "first token then, s", "peak loaded, MB", "peak, MB", "private, MB"),
@@ -57,16 +57,16 @@ def fitting(console: Console, columns: Sequence[str], rows: Sequence[tuple[str, 
     return [tuple(_SPREAD.sub(r"\1", cell) for cell in row) for row in rows]
 
 
-def _conditions(found: dict[str, Any]) -> Iterator[str]:
-    machine, workload, read = found["machine"], found["workload"], found["bandwidth"]
-    hardware = next((engine["hardware"] for engine in found["engines"] if not engine["on_host"]), None)
+def _conditions(results: dict[str, Any]) -> Iterator[str]:
+    machine, workload, bandwidth = results["machine"], results["workload"], results["bandwidth"]
+    hardware = next((engine["hardware"] for engine in results["engines"] if not engine["on_host"]), None)
     yield (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 1e9:.1f} GB, {machine['system']}, "
         f"Python {machine['python']}" + (f"; {hardware}" if hardware else "")
     )
     yield (
         f"load average {machine['load_average']:.1f} before, {machine['load_average_after']:.1f} after; memory is "
-        f"read at {read['bytes_s'] / 1e9:.1f} GB/s by {read['threads']} threads"
+        f"read at {bandwidth['bytes_s'] / 1e9:.1f} GB/s by {bandwidth['threads']} threads"
     )
     threads = workload["threads"] or "each engine's own choice"
     ours = ["exact"] * workload["exact"] + ["without a prefix cache"] * (not workload["prefix_cache"])
@@ -75,7 +75,7 @@ def _conditions(found: dict[str, Any]) -> Iterator[str]:
         f"{workload['conditions']}{''.join(f'; folders of ours {text}' for text in ours)}; "
         "figures are medians (least-most)"
     )
-    energy = "read, joules a token are in --json" if found["energy"] == "read" else found["energy"]
+    energy = "read, joules a token are in --json" if results["energy"] == "read" else results["energy"]
     yield f"energy: {energy}" + (f"; cold: {workload['cold_means']}" if workload["cold_means"] else "")
 
 
@@ -144,8 +144,8 @@ def _with_alone(engine: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _of(kind: str, engines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The cases of one kind of every engine; those of one length together."""
-    found = [(engine["name"], case) for engine in engines for case in engine["cases"] if case["kind"] == kind]
-    yield from sorted(found, key=lambda one: (one[1]["depth"], one[1]["prompt"], one[1]["streams"]))
+    cases = [(engine["name"], case) for engine in engines for case in engine["cases"] if case["kind"] == kind]
+    yield from sorted(cases, key=lambda one: (one[1]["depth"], one[1]["prompt"], one[1]["streams"]))
 
 
 def _left_out(engines: Sequence[dict[str, Any]]) -> Iterator[str]:

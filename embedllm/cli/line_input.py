@@ -84,7 +84,7 @@ def _escaped(line: str) -> str:
 
 
 def _unescaped(line: str) -> str:
-    return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], line)
+    return re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], line)
 
 
 def _bold_prompt(prompt: str) -> str:

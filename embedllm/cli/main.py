@@ -81,8 +81,8 @@ class Commands(click.Group):
         """Raises UsageError for an unknown command, with the nearest one."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
-            known = [*self.commands, *_ALIASES]
-            near = f" The nearest is '{_NEAREST[name]}'." if name in _NEAREST else nearest(name, known)
+            names = [*self.commands, *_ALIASES]
+            near = f" The nearest is '{_NEAREST[name]}'." if name in _NEAREST else nearest(name, names)
             ctx.fail(f"No such command '{name}'.{near}")
         return super().resolve_command(ctx, args)
 

@@ -128,13 +128,13 @@ def _load_options(values: dict[str, object]) -> LoadOptions:
     """Takes the options of loading out of what click hands over."""
     from embedllm.backends.devices import selection
 
-    given = {name: values.pop(name) for name in _OF_LOADING}
-    adapter, device = values.pop("adapter"), given["device"]
+    options = {name: values.pop(name) for name in _OF_LOADING}
+    adapter, device = values.pop("adapter"), options["device"]
     if isinstance(adapter, Path):
-        given["adapters"] = {adapter.resolve().name: adapter}  # where the path is "." or "..", too
+        options["adapters"] = {adapter.resolve().name: adapter}  # where the path is "." or "..", too
     if isinstance(device, str) and len(names := selection.names_in(device)) > 1:
-        given["device"] = names
-    return LoadOptions(**given)  # type: ignore[arg-type]  # the options have the fields' own types
+        options["device"] = names
+    return LoadOptions(**options)  # type: ignore[arg-type]  # the options have the fields' own types
 
 
 @contextmanager
@@ -179,8 +179,8 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(command)
     def gathered(**values: object) -> object:  # click passes every declared option
-        given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
-        values["sampling"] = {name: value for name, value in given.items() if value not in (None, ())}
+        sampling_values = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
+        values["sampling"] = {name: value for name, value in sampling_values.items() if value not in (None, ())}
         values["response_format"] = response_format(values)
         values["load"] = _load_options(values)
         own = {field.name: values.pop(field.name) for field in fields(Settings)}
@@ -263,14 +263,14 @@ def _parse_variables(ctx: click.Context, parameter: click.Parameter, values: tup
 
 def _parse_openvino(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> OpenVINOOptions | None:
     types = {field.name: str(field.type) for field in fields(OpenVINOOptions)}
-    given: dict[str, object] = {}
+    options: dict[str, object] = {}
     for value in values:
         key, equals, text = value.partition("=")
         if key not in types or not equals:
             raise click.BadParameter(f"{value!r}: expected KEY=VALUE with one of the keys {', '.join(types)}.")
-        given[key] = _parsed(types[key], text)
+        options[key] = _parsed(types[key], text)
     try:
-        return OpenVINOOptions(**given) if given else None  # type: ignore[arg-type]  # it checks them
+        return OpenVINOOptions(**options) if options else None  # type: ignore[arg-type]  # it checks them
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

@@ -19,10 +19,10 @@ class ByteSize(click.ParamType):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([KMGT])?(I)?B)?", str(value).strip().upper(), re.ASCII)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([KMGT])?(I)?B)?", str(value).strip().upper(), re.ASCII)
         size = 0
-        if found and (found[2] or not found[3]):
-            size = int(Decimal(found[1]) * (1024 if found[3] else 1000) ** _FACTORS.get(found[2], 0))
+        if match and (match[2] or not match[3]):
+            size = int(Decimal(match[1]) * (1024 if match[3] else 1000) ** _FACTORS.get(match[2], 0))
         if size < 1:
             self.fail(
                 f"{value!r} is no size; expected one such as 25MiB, 1900MB or 2GB, of a byte or more.", param, ctx

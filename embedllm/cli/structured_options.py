@@ -32,12 +32,12 @@ def format_options() -> list[Callable[[Callable[..., object]], Callable[..., obj
 
 def response_format(values: dict[str, object]) -> ResponseFormat | None:
     """Takes the options out of what the command line gave; the response_format. Raises UsageError for more than one."""
-    given = {name: values.pop(name) for name in ("json_schema", "regex", "choices", "grammar")}
-    said = {name: value for name, value in given.items() if value is not None}
-    if len(said) > 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+    options = {name: values.pop(name) for name in ("json_schema", "regex", "choices", "grammar")}
+    formats = {name: value for name, value in options.items() if value is not None}
+    if len(formats) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in formats)
         raise click.UsageError(f"{names} are mutually exclusive.")
-    return next(iter(said.values()), None)  # type: ignore[return-value]  # made below
+    return next(iter(formats.values()), None)  # type: ignore[return-value]  # made below
 
 
 def _read(make: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:

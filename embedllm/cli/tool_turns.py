@@ -77,13 +77,13 @@ class McpTools:
     def reply(
         self,
         model: Model | Conversation,
-        said: str | Message | Sequence[Message],
+        message: str | Message | Sequence[Message],
         sampling: Sampling,
         settings: Settings,
         variables: Mapping[str, JSON] | None = None,
     ) -> Completion:
         """Shows the replies of the tool loop, asks before calls run, and gives the last reply."""
-        asked: str | Message | Sequence[Message] | PausedRun = said
+        prompt: str | Message | Sequence[Message] | PausedRun = message
         decisions: dict[str, Decision] = {}
         tools = self.servers.tools if isinstance(model, Model) else None
         while True:
@@ -102,12 +102,12 @@ class McpTools:
                     note(f"({outcome.call.name}: {_shown(outcome.result)})")
 
                 reply = run_tools(
-                    model, asked, tools, sampling, on_chunk=writer.push, on_call=tell, needs_approval=self._is_asked,
+                    model, prompt, tools, sampling, on_chunk=writer.push, on_call=tell, needs_approval=self._is_asked,
                     decisions=decisions, cancel=cancel, variables=variables, **settings.reply,
                 )  # fmt: skip
             if reply.paused is None:
                 return reply.completion
-            asked, decisions = reply.paused, {call.id: self._ask(call) for call in reply.paused.pending}
+            prompt, decisions = reply.paused, {call.id: self._ask(call) for call in reply.paused.pending}
 
     def _is_asked(self, call: ToolCall) -> bool:
         return not self.allowed & {_ALL, call.name}

@@ -48,18 +48,18 @@ def measure(rows: Sequence[F32], targets: Sequence[int], records: Sequence[Recor
     has_base: the first of the models is what the others are compared with.
     Raises DeviceError for logits that are not finite.
     """
-    wanted = np.asarray(targets, dtype=np.int64)
+    target_ids = np.asarray(targets, dtype=np.int64)
     step = max(1, _BLOCK // rows[0].shape[1])
     for start in range(0, rows[0].shape[0], step):
         base: _Softmax | None = None
         for logits, record in zip(rows, records, strict=True):
-            found = _softmax(logits[start : start + step])
-            record.losses.append(_losses(found, wanted[start : start + step]))
+            softmax = _softmax(logits[start : start + step])
+            record.losses.append(_losses(softmax, target_ids[start : start + step]))
             if base is not None:
-                record.divergences.append(_divergence(base, found))
-                record.same.append(base.logits.argmax(axis=1) == found.logits.argmax(axis=1))
+                record.divergences.append(_divergence(base, softmax))
+                record.same.append(base.logits.argmax(axis=1) == softmax.logits.argmax(axis=1))
             elif has_base:
-                base = found
+                base = softmax
 
 
 def score(record: Record, base: Record | None = None) -> TextScore:
@@ -92,14 +92,14 @@ def _softmax(logits: F32) -> _Softmax:
     return _Softmax(logits, weights, total, best[:, 0] + np.log(total))
 
 
-def _losses(found: _Softmax, targets: NDArray[np.int64]) -> NDArray[np.float64]:
+def _losses(softmax: _Softmax, targets: NDArray[np.int64]) -> NDArray[np.float64]:
     count = targets.size
-    return found.logsumexp[:count] - found.logits[np.arange(count), targets]
+    return softmax.logsumexp[:count] - softmax.logits[np.arange(count), targets]
 
 
-def _divergence(base: _Softmax, found: _Softmax) -> NDArray[np.float64]:
-    """KL(base || found) of each row: sum of p * (ln p - ln q)."""
-    terms = base.logits - found.logits
+def _divergence(base: _Softmax, other: _Softmax) -> NDArray[np.float64]:
+    """KL(base || other) of each row: sum of p * (ln p - ln q)."""
+    terms = base.logits - other.logits
     terms *= base.weights
-    kl = terms.sum(axis=1, dtype=np.float64) / base.total - base.logsumexp + found.logsumexp
+    kl = terms.sum(axis=1, dtype=np.float64) / base.total - base.logsumexp + other.logsumexp
     return np.maximum(kl, 0)  # it is not negative; a difference of nearly equal sums can round to that

@@ -8,13 +8,13 @@ from embedllm.evaluation.results import Evaluation
 from embedllm.files.image import check_plot, save_plot
 
 
-def write_plot(found: Evaluation, path: Path) -> None:
+def write_plot(evaluation: Evaluation, path: Path) -> None:
     """Draws an evaluation of a text against a base. Raises ValueError for one without, and what check_plot() does."""
     check_plot(path)
     from matplotlib.figure import Figure  # no pyplot: that would look for a display
 
-    points = [(one, one.text.divergence) for one in found.models if one.text is not None and one.text.divergence]
-    if found.text is None or found.base is None or not points:
+    points = [(one, one.text.divergence) for one in evaluation.models if one.text is not None and one.text.divergence]
+    if evaluation.text is None or evaluation.base is None or not points:
         raise ValueError("a plot shows distances from a base; evaluate a text against one.")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
@@ -22,7 +22,7 @@ def write_plot(found: Evaluation, path: Path) -> None:
         size = one.weights_bytes / 1e6
         face = "white" if one.exact else "C0"
         axes.plot([size], [divergence.mean_kl], "o", color="C0", markerfacecolor=face)
-        name = _short(one.model, found)
+        name = _short(one.model, evaluation)
         label = f"{name}, exact" if one.exact else name
         axes.annotate(label, (size, divergence.mean_kl), textcoords="offset points", xytext=(6, 4), fontsize=8)
     if all(divergence.mean_kl > 0 for _, divergence in points):
@@ -31,14 +31,15 @@ def write_plot(found: Evaluation, path: Path) -> None:
     axes.set_xlabel("weights file, MB")
     axes.set_ylabel("mean KL from the base, nats a token")
     axes.set_title(
-        f"against {_short(found.base.model, found)}: {found.text.tokens:,} tokens of {Path(found.text.file).name}"
+        f"against {_short(evaluation.base.model, evaluation)}: {evaluation.text.tokens:,} tokens of "
+        f"{Path(evaluation.text.file).name}"
     )
     axes.grid(visible=True, which="both", alpha=0.3)
     save_plot(figure, path)
 
 
-def _short(model: str, found: Evaluation) -> str:
+def _short(model: str, evaluation: Evaluation) -> str:
     """The last part of a model's path, where no other one has the same."""
-    every = {one.model for one in (*found.models, *([found.base] if found.base else []))}
+    every = {one.model for one in (*evaluation.models, *([evaluation.base] if evaluation.base else []))}
     name = Path(model).name
     return name if name and [Path(other).name for other in every].count(name) == 1 else model

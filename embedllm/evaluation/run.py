@@ -27,7 +27,7 @@ WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Workload:
     """What every model is given."""
 
     windows: Windows | None
@@ -66,13 +66,13 @@ def evaluate(
     if not models or (text is None and tasks is None):
         raise ValueError("there is nothing to evaluate; give at least one model, and a text or tasks.")
     sources = [*models] if against is None else [against, *models]
-    found = [described(source) for source in sources]
-    check_vocabularies(found)
+    packages = [described(source) for source in sources]
+    check_vocabularies(packages)
     windows = None
     if text is not None:
-        _check_window(window, tokens, [package for package, _ in found])
-        windows = read_windows(Path(text), found[0][1], size=window, limit=tokens)
-    asked = _Asked(
+        _check_window(window, tokens, [package for package, _ in packages])
+        windows = read_windows(Path(text), packages[0][1], size=window, limit=tokens)
+    workload = _Workload(
         windows=windows,
         tasks=() if tasks is None else read_tasks(Path(tasks)),
         on_progress=on_progress or (lambda progress: None),
@@ -80,7 +80,7 @@ def evaluate(
     with ExitStack() as stack:
         opened = [] if against is None else [open_base(stack, against, device=device, threads=threads)]
         opened += _open(stack, models, exact, device, threads)
-        scores = _scores(opened, asked, has_base=against is not None)
+        scores = _scores(opened, workload, has_base=against is not None)
     return Evaluation(
         text=None if windows is None else _read(os.fspath(text or ""), windows),
         tasks=None if tasks is None else os.fspath(tasks),
@@ -113,10 +113,10 @@ def _read(file: str, windows: Windows) -> TextRead:
     return TextRead(file=file, tokens=count, window=windows.size, left_out=windows.left_out)
 
 
-def _scores(opened: Sequence[Opened], asked: _Asked, *, has_base: bool) -> list[ModelScore]:
+def _scores(opened: Sequence[Opened], workload: _Workload, *, has_base: bool) -> list[ModelScore]:
     """Of each model in turn, the base's the first."""
-    records = _records(opened, asked, has_base=has_base)
-    did = _tasks_done(opened, asked)
+    records = _records(opened, workload, has_base=has_base)
+    did = _tasks_done(opened, workload)
     base = records[0] if has_base and records else None
     return [
         _model_score(one, record, None if record is base else base, tasks)
@@ -124,20 +124,20 @@ def _scores(opened: Sequence[Opened], asked: _Asked, *, has_base: bool) -> list[
     ]
 
 
-def _records(opened: Sequence[Opened], asked: _Asked, *, has_base: bool) -> list[Record]:
+def _records(opened: Sequence[Opened], workload: _Workload, *, has_base: bool) -> list[Record]:
     """What each model's logits say of the text; none without a text."""
-    windows = asked.windows
+    windows = workload.windows
     if windows is None:
         return []
     step = windows.size * len(opened)
-    count = _Count(asked, "text", len(windows.pieces) * step)
+    count = _Count(workload, "text", len(windows.pieces) * step)
     runners = [one.model.runner for one in opened]
     return read_text(runners, windows, has_base=has_base, done=lambda: count.add(step))
 
 
-def _tasks_done(opened: Sequence[Opened], asked: _Asked) -> list[tuple[TaskScore, ...]]:
-    count = _Count(asked, "tasks", len(asked.tasks) * len(opened))
-    return [run_tasks(one.model, asked.tasks, lambda: count.add(1)) for one in opened]
+def _tasks_done(opened: Sequence[Opened], workload: _Workload) -> list[tuple[TaskScore, ...]]:
+    count = _Count(workload, "tasks", len(workload.tasks) * len(opened))
+    return [run_tasks(one.model, workload.tasks, lambda: count.add(1)) for one in opened]
 
 
 def _model_score(one: Opened, record: Record | None, base: Record | None, tasks: tuple[TaskScore, ...]) -> ModelScore:
@@ -165,8 +165,8 @@ def _bits(package: Package) -> float | None:
 class _Count:
     """Reports the progress of a stage."""
 
-    def __init__(self, asked: _Asked, stage: str, total: int) -> None:
-        self._tell = asked.on_progress
+    def __init__(self, workload: _Workload, stage: str, total: int) -> None:
+        self._tell = workload.on_progress
         self._stage = stage
         self._total = total
         self._done = 0

@@ -41,9 +41,9 @@ def described(source: Source) -> tuple[Package, ModelCodec]:
     return package, Tokenizer.open(package.folder)
 
 
-def check_vocabularies(found: Sequence[tuple[Package, ModelCodec]]) -> None:
+def check_vocabularies(packages: Sequence[tuple[Package, ModelCodec]]) -> None:
     """Raises ValueError unless all mean the same by a token."""
-    (package, tokenizer), *others = found
+    (package, tokenizer), *others = packages
     for other, its_own in others:
         if differs := difference(package, tokenizer, other, its_own):
             raise ValueError(

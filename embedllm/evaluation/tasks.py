@@ -40,7 +40,7 @@ class Task:
 
 def read_tasks(path: Path) -> tuple[Task, ...]:
     """The tasks of a .jsonl file. Raises ValueError for a line that is none, and when there is none at all; OSError."""
-    tasks = tuple(_task(path, number, found) for number, found in read_objects(path, _EXPECTED))
+    tasks = tuple(_task(path, number, fields) for number, fields in read_objects(path, _EXPECTED))
     if not tasks:
         raise ValueError(f"'{path}' holds no tasks; expected a line each: {_EXPECTED}.")
     return tasks
@@ -85,8 +85,8 @@ def is_right(group: str, reply: Parts, answer: Parts) -> bool:
     return reply.text.strip() == answer.text.strip()
 
 
-def _task(path: Path, number: int, found: Mapping[str, object]) -> Task:
-    group, messages, answer, tools = (found.get(name) for name in ("group", "messages", "answer", "tools"))
+def _task(path: Path, number: int, fields: Mapping[str, object]) -> Task:
+    group, messages, answer, tools = (fields.get(name) for name in ("group", "messages", "answer", "tools"))
     for name, value in (("group", group), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
             raise fault(path, number, f'has {"no" if value is None else "a wrong"} "{name}"', _EXPECTED)

@@ -40,10 +40,10 @@ def _left_in_groups(root: Path = _ROOT, of_process: Path = _OF_PROCESS) -> Itera
 
 def _left(group: Path, limit: str, used: str, cached: tuple[str, ...]) -> Iterator[int]:
     try:
-        most, taken = (group / limit).read_text().strip(), int((group / used).read_text())
+        most, used_bytes = (group / limit).read_text().strip(), int((group / used).read_text())
         pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
         stat = {name: int(value) for name, value in pairs}
     except (OSError, ValueError):
         return
     if most != "max":
-        yield max(int(most) - taken + sum(stat.get(name, 0) for name in cached), 0)
+        yield max(int(most) - used_bytes + sum(stat.get(name, 0) for name in cached), 0)

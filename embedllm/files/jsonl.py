@@ -21,16 +21,16 @@ def read_objects(path: Path, expected: str) -> Iterator[tuple[int, dict[str, obj
             if not data.strip():
                 continue
             try:
-                found = json.loads(data.decode("utf-8"))
+                value = json.loads(data.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise fault(
                     path, number, f"is no UTF-8 ({error.reason} at its byte {error.start})", expected
                 ) from error
             except (ValueError, RecursionError) as error:
                 raise fault(path, number, f"is no JSON ({error})", expected) from error
-            if not isinstance(found, dict):
-                raise fault(path, number, f"holds a {type(found).__name__}", expected)
-            yield number, found
+            if not isinstance(value, dict):
+                raise fault(path, number, f"holds a {type(value).__name__}", expected)
+            yield number, value
 
 
 def fault(path: Path, number: int, what: str, expected: str) -> ValueError:

@@ -95,8 +95,8 @@ def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Tenso
             raise ValueError("too many dimensions")
         expected = math.prod(shape) * BYTES[dtype]
     except (TypeError, KeyError, ValueError) as error:
-        found = reprlib.repr(entry)  # shortened: a number may have thousands of digits, a list millions of items
-        raise PackageError(f"'{path}' is damaged: the entry of '{name}' is not understood: {found}.") from error
+        excerpt = reprlib.repr(entry)  # shortened: a number may have thousands of digits, a list millions of items
+        raise PackageError(f"'{path}' is damaged: the entry of '{name}' is not understood: {excerpt}.") from error
     if stop - start != expected:
         raise PackageError(f"'{path}' is damaged: '{name}' has {stop - start} bytes; {dtype} {shape} needs {expected}.")
     if data + stop > size:

@@ -17,10 +17,10 @@ def refusing(name: str, revision: str | None, token: str | bool | None) -> Itera
     try:
         yield
     except Exception as error:
-        raise HubError(_said(error, name, revision, token)) from error
+        raise HubError(_message(error, name, revision, token)) from error
 
 
-def _said(error: Exception, name: str, revision: str | None, token: str | bool | None) -> str:
+def _message(error: Exception, name: str, revision: str | None, token: str | bool | None) -> str:
     from huggingface_hub import constants, errors
 
     site = constants.ENDPOINT

@@ -53,7 +53,7 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     """
     request = _requested(name, files)
     meant = request.meant
-    for what, found in (
+    for what, choices in (
         ("packages", _packages(meant)),
         ("checkpoints", [] if name.pattern else _checkpoints(files)),
         (_GGUFS, _ggufs(files, request)),
@@ -63,11 +63,11 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     ):
         if request.is_of_gguf and what != _GGUFS:
             continue
-        if len(found) == 1 or (found and not found[0].folder and found[0].kind == "package"):
-            return found[0]
-        if found:
-            offered = [f"'{name.repository}:{one.pattern}'{_size(one, files)}" for one in found]
-            raise HubError(f"'{name}' has {len(found)} {what}; name one: {_listed(offered)}.")
+        if len(choices) == 1 or (choices and not choices[0].folder and choices[0].kind == "package"):
+            return choices[0]
+        if choices:
+            offered = [f"'{name.repository}:{one.pattern}'{_size(one, files)}" for one in choices]
+            raise HubError(f"'{name}' has {len(choices)} {what}; name one: {_listed(offered)}.")
     pickled = (
         " (pickled weights are not read)" if any(fnmatchcase(file, "pytorch_model*.bin") for file in files) else ""
     )
@@ -98,8 +98,8 @@ def _requested(name: HubName, files: Iterable[str]) -> _Request:
     parts = [part for part in name.pattern.split(",") if part]
     patterns = [part for part in parts if part != NO_MMPROJ]
     for pattern in patterns:
-        found = _matching(name.repository, pattern.rstrip("/"), files)
-        (encoders if all(map(is_mmproj, found)) else meant).extend(found)
+        matches = _matching(name.repository, pattern.rstrip("/"), files)
+        (encoders if all(map(is_mmproj, matches)) else meant).extend(matches)
     if encoders and len(patterns) < len(parts):
         raise HubError(f"'{name}' names a vision encoder and asks for none; leave out one of them.")
     return _Request(meant or sorted(files), encoders, takes_encoder=len(patterns) == len(parts))
@@ -107,18 +107,18 @@ def _requested(name: HubName, files: Iterable[str]) -> _Request:
 
 def _matching(repository: str, pattern: str, files: Iterable[str]) -> list[str]:
     """What a pattern means: whole names, names without their folder, or all that lies in a folder."""
-    found = [
+    matches = [
         file
         for file in sorted(files)
         if fnmatchcase(file, pattern)
         or fnmatchcase(PurePosixPath(file).name, pattern)
         or any(fnmatchcase(str(folder), pattern) for folder in PurePosixPath(file).parents)
     ]
-    if not found:
+    if not matches:
         near = get_close_matches(pattern.strip("*"), files, n=3, cutoff=0.3)
         offered = f"Near it are: {', '.join(near)}." if near else f"It has: {_listed(sorted(files))}."
         raise HubError(f"no file of '{repository}' matches '{pattern}'. {offered}")
-    return found
+    return matches
 
 
 def _packages(meant: Iterable[str]) -> list[Choice]:
@@ -134,7 +134,7 @@ def _checkpoints(files: Iterable[str]) -> list[Choice]:
 def _ggufs(files: Iterable[str], request: _Request) -> list[Choice]:
     """Those of which a part is meant, each with all its parts. Raises HubError for one that lacks some."""
     meant = {*request.meant}
-    found: dict[str, list[str]] = {}
+    parts_by_stem: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     for file in sorted(files):
         is_importance = PurePosixPath(file).name.lower().startswith(_IMPORTANCE)
@@ -142,16 +142,16 @@ def _ggufs(files: Iterable[str], request: _Request) -> list[Choice]:
             continue
         part = _PART.fullmatch(file)
         stem = part["stem"] if part else file
-        found.setdefault(stem, []).append(file)
+        parts_by_stem.setdefault(stem, []).append(file)
         counts[stem] = int(part["count"]) if part else 1
-    found = {stem: parts for stem, parts in found.items() if meant & {*parts}}
-    for stem, parts in found.items():
+    parts_by_stem = {stem: parts for stem, parts in parts_by_stem.items() if meant & {*parts}}
+    for stem, parts in parts_by_stem.items():
         if len(parts) != counts[stem]:
             raise HubError(f"'{stem}' is in {counts[stem]} parts, of which {len(parts)} are there: {_listed(parts)}.")
     named = bool(request.encoders)
     return [
         Choice("gguf", files=tuple(parts), mmproj=_encoder(parts[0], files, request), names_mmproj=named)
-        for parts in found.values()
+        for parts in parts_by_stem.values()
     ]
 
 
@@ -159,31 +159,31 @@ def _encoder(model: str, files: Iterable[str], request: _Request) -> str:
     """The file of a model's vision encoder: one that is asked for, or lies beside it, or at the top; "": none."""
     if not request.takes_encoder:
         return ""
-    found = request.encoders
+    encoders = request.encoders
     for folder in (_folder_of(model), ""):
-        found = found or [file for file in files if is_mmproj(file) and _folder_of(file) == folder]
-    return preferred(found, PurePosixPath(model).name)[0] if found else ""
+        encoders = encoders or [file for file in files if is_mmproj(file) and _folder_of(file) == folder]
+    return preferred(encoders, PurePosixPath(model).name)[0] if encoders else ""
 
 
 def _folders(marker: str, meant: Iterable[str], files: Iterable[str]) -> list[Choice]:
     """Folders of others, each with its texts and, where that has one name, its graph."""
-    found = []
+    choices = []
     for folder in sorted(_folders_with(marker, meant)):
         graph = {folder + _OPENVINO, folder + _OPENVINO_WEIGHTS} if marker == _OPENVINO else set()
         needed = {*_inside(folder, files, *_TEXTS), *(graph & {*files})}
-        found.append(Choice("external", folder, tuple(sorted(needed))))
-    return found
+        choices.append(Choice("external", folder, tuple(sorted(needed))))
+    return choices
 
 
 def _graphs(meant: Iterable[str], files: Iterable[str]) -> list[Choice]:
     """ONNX graphs, each with its texts, which lie in its folder, or beside that; not what it keeps in other files."""
-    found = []
+    choices = []
     for graph in sorted(meant):
         if graph.endswith(".onnx"):
             folder = _folder_of(graph)
             place = folder.removesuffix(_GRAPHS)
-            found.append(Choice("external", place, (*_inside(place, files, *_TEXTS), graph), graph))
-    return found
+            choices.append(Choice("external", place, (*_inside(place, files, *_TEXTS), graph), graph))
+    return choices
 
 
 def _inside(folder: str, files: Iterable[str], *ends: str) -> list[str]:

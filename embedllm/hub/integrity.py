@@ -18,15 +18,15 @@ class PendingChecks:
 
         self._folder = user_cache_path("embedllm", appauthor=False) / "unchecked"
         self._digest = hashlib.sha256(f"{repository} {commit}".encode()).hexdigest()[:16]
-        self._found: dict[Path, frozenset[str]] = {}
+        self._notes: dict[Path, frozenset[str]] = {}
         for path in self._folder.glob(f"{self._digest}-*.json"):
             with suppress(OSError, ValueError):  # it was checked meanwhile, or only begun
-                self._found[path] = frozenset(json.loads(path.read_bytes()))
+                self._notes[path] = frozenset(json.loads(path.read_bytes()))
 
     @property
     def names(self) -> set[str]:
         """Files that may be in the cache unchecked."""
-        return set().union(*self._found.values())
+        return set().union(*self._notes.values())
 
     def begin(self, names: Iterable[str]) -> None:
         """Notes files before they are downloaded; where nothing can be written that is left out."""
@@ -34,11 +34,11 @@ class PendingChecks:
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(sorted(names)))
-            self._found[path] = frozenset(names)
+            self._notes[path] = frozenset(names)
 
     def end(self, checked: Iterable[str]) -> None:
         """Forgets the notes whose files were all checked."""
-        seen = set(checked)
-        for path, names in self._found.items():
-            if names <= seen:
+        checked_names = set(checked)
+        for path, names in self._notes.items():
+            if names <= checked_names:
                 path.unlink(missing_ok=True)

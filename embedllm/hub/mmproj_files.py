@@ -28,8 +28,8 @@ def preferred(names: Iterable[str], model: str) -> list[str]:
     words = _words(model)
 
     def place(name: str) -> tuple[int, int, str]:
-        found = _TYPE.search(PurePosixPath(name).name.lower())
-        kind = _TYPES.index(found[0]) if found is not None and found[0] in _TYPES else len(_TYPES)
+        match = _TYPE.search(PurePosixPath(name).name.lower())
+        kind = _TYPES.index(match[0]) if match is not None and match[0] in _TYPES else len(_TYPES)
         return -len(words & _words(name)), kind, name
 
     return sorted(names, key=place)

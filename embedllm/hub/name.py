@@ -25,8 +25,8 @@ def hub_name(source: str | os.PathLike[str]) -> HubName | None:
     """What a name means on the hub; None when it is a path: one of a file or folder that is there, or no such name."""
     if not isinstance(source, str):
         return None
-    found = _NAME.fullmatch(source)
-    if found is None or os.path.exists(source):  # noqa: PTH110  # Path.exists raises for a name that is too long
+    match = _NAME.fullmatch(source)
+    if match is None or os.path.exists(source):  # noqa: PTH110  # Path.exists raises for a name that is too long
         return None
-    name = HubName(found["repository"], found["pattern"] or "")
+    name = HubName(match["repository"], match["pattern"] or "")
     return None if not name.pattern and name.repository.lower().endswith(_FILES) else name

@@ -75,22 +75,22 @@ class Repository:
 
         from embedllm.hub.progress import reporting
 
-        wanted, size = self.missing(names), self.missing_bytes(names)
+        missing, size = self.missing(names), self.missing_bytes(names)
         unchecked = PendingChecks(self.name, self.commit)
         doubtful = unchecked.names & {*names}
-        if not wanted and not doubtful and (folder := _cached_folder(self.name, self.commit)) is not None:
+        if not missing and not doubtful and (folder := _cached_folder(self.name, self.commit)) is not None:
             return folder
         check_space([(cache_folder(), size)], self.name)
-        if wanted:
-            _log.info("downloading %d files of '%s', %s bytes", len(wanted), self.name, f"{size:,}")
-            unchecked.begin(wanted)
+        if missing:
+            _log.info("downloading %d files of '%s', %s bytes", len(missing), self.name, f"{size:,}")
+            unchecked.begin(missing)
         patterns = [glob.escape(name) for name in names]
         with reporting(size, on_progress) as bars, refusing(self.name, self.revision, self.token):
             folder = Path(snapshot_download(self.name, revision=self.commit, allow_patterns=patterns, token=self.token,
                                             tqdm_class=bars))  # fmt: skip
-        for name in sorted({*wanted, *doubtful}):
+        for name in sorted({*missing, *doubtful}):
             _check_file(folder / name, self.files[name], self.name)
-        unchecked.end({*wanted, *doubtful})
+        unchecked.end({*missing, *doubtful})
         return folder
 
     def remember(self) -> None:
@@ -138,8 +138,8 @@ def open_repository(
             f"downloaded here. Download it first: embedllm pull {name}"
         )
     here = (path for path in cached.rglob("*") if path.is_file())
-    found = {path.relative_to(cached).as_posix(): HubFile(path.stat().st_size) for path in here}
-    return Repository(name=name, revision=revision, commit=cached.name, files=found, cached=cached, token=token)
+    cached_files = {path.relative_to(cached).as_posix(): HubFile(path.stat().st_size) for path in here}
+    return Repository(name=name, revision=revision, commit=cached.name, files=cached_files, cached=cached, token=token)
 
 
 def cache_folder() -> Path:
@@ -178,16 +178,16 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
 
 def _check_file(path: Path, expected_file: HubFile, repository: str) -> None:
     """Raises HubError, and removes the file from the cache, unless its hash is what the hub says."""
-    expected, found = expected_file.sha256, ""
+    expected, actual = expected_file.sha256, ""
     if expected:
-        found = sha256(path)
+        actual = sha256(path)
     elif expected_file.blob:
         expected, data = expected_file.blob, path.read_bytes()
-        found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-    if found != expected:
+        actual = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    if actual != expected:
         for one in (path.resolve(), path):  # the bytes, and the link to them
             one.unlink(missing_ok=True)
         raise HubError(
-            f"'{path.name}' of '{repository}' came damaged: its hash is {found}, the hub says {expected}. "
+            f"'{path.name}' of '{repository}' came damaged: its hash is {actual}, the hub says {expected}. "
             "It was removed; load again to download it again."
         )

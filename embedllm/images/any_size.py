@@ -60,8 +60,8 @@ def check_resizes(settings: Settings) -> None:
 def check_encoder(settings: Settings, expected: Mapping[str, int]) -> None:
     """Raises PackageError where settings and the vision encoder, which has these values, disagree."""
     for name, value in expected.items():
-        if (found := settings.count(name, value)) != value:
+        if (actual := settings.count(name, value)) != value:
             raise PackageError(
-                f"'{name}' is {found} in the image processor's settings of '{settings.where}', and {value} in its "
+                f"'{name}' is {actual} in the image processor's settings of '{settings.where}', and {value} in its "
                 "vision encoder. Copy the settings from the same checkpoint again."
             )

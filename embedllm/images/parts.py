@@ -24,16 +24,16 @@ def is_image_part(part: object) -> TypeGuard[Mapping[str, object]]:
 
 def image_of(part: Mapping[str, object]) -> object:
     """What a part has as its image. Raises ValueError where there is none, or more than one."""
-    found = [part[name] for name in _NAMES if part.get(name) is not None]
-    if len(found) == 1 and isinstance(found[0], Mapping):  # {"image_url": {"url": ...}}
-        found = [found[0]["url"]] if found[0].get("url") is not None else []
-    if len(found) != 1:
+    images = [part[name] for name in _NAMES if part.get(name) is not None]
+    if len(images) == 1 and isinstance(images[0], Mapping):  # {"image_url": {"url": ...}}
+        images = [images[0]["url"]] if images[0].get("url") is not None else []
+    if len(images) != 1:
         raise ValueError(
-            f"a part of the type {part.get('type')!r} has {len(found)} images, under the names {sorted(part)}; "
+            f"a part of the type {part.get('type')!r} has {len(images)} images, under the names {sorted(part)}; "
             "expected one: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}, or {'type': "
             "'image', 'image': bytes, a pathlib.Path, a Pillow image or an array}."
         )
-    return found[0]
+    return images[0]
 
 
 def _parts(message: object) -> Sequence[object]:

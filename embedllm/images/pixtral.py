@@ -34,11 +34,11 @@ def open_pixtral(settings: Settings, vision: DynamicVision, named: Mapping[str, 
     check_resizes(settings)
     patch, merge = vision.patch_size, settings.count("spatial_merge_size", vision.merge_size)
     patches = settings.sides("patch_size", {"height": patch, "width": patch})
-    for name, found, expected in (
+    for name, actual, expected in (
         ("patch_size", sorted(set(patches.values())), [patch]),
         ("spatial_merge_size", merge, vision.merge_size),
     ):
-        if found != expected:
+        if actual != expected:
             raise PackageError(
                 f"'{name}' is {settings.values.get(name)} in the image processor's settings of '{settings.where}'; its "
                 f"vision encoder has {vision.patch_size} and squares of {vision.merge_size} patches a side. Copy "

@@ -232,10 +232,11 @@ def open_processor(folder: Path, vision: Vision | DynamicVision, named: Mapping[
             f"'{folder}' has a vision encoder and no preprocessor_config.json, which says how images are resized; copy "
             "it from the checkpoint."
         )
-    known, name = DYNAMIC_PROCESSORS if isinstance(vision, DynamicVision) else PROCESSORS, settings.processor
-    if name not in known:
+    processors, name = DYNAMIC_PROCESSORS if isinstance(vision, DynamicVision) else PROCESSORS, settings.processor
+    if name not in processors:
         raise PackageError(
-            f"'{folder}' has the image processor '{name}'; known for its vision encoder are {', '.join(sorted(known))}."
+            f"'{folder}' has the image processor '{name}'; known for its vision encoder "
+            f"are {', '.join(sorted(processors))}."
         )
     if isinstance(vision, DynamicVision):
         return DYNAMIC_PROCESSORS[name](settings, vision, named)

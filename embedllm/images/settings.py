@@ -83,19 +83,21 @@ class Settings:
         if isinstance(value, int) and not isinstance(value, bool):
             value = dict.fromkeys(("height", "width"), value)
         sides = value if isinstance(value, dict) else {}
-        found = {key: side for key, side in sides.items() if _is_whole(side) and 1 <= side <= _MOST_PIXELS}
-        if not found or len(found) < len(sides):
+        valid_sides = {key: side for key, side in sides.items() if _is_whole(side) and 1 <= side <= _MOST_PIXELS}
+        if not valid_sides or len(valid_sides) < len(sides):
             self._fail(name, f"sides of 1 to {_MOST_PIXELS} pixels")
-        return found
+        return valid_sides
 
     def pixel_counts(self, name: str) -> dict[str, int]:
         """An object of numbers of pixels, such as {"shortest_edge": 3136, "longest_edge": 12845056}."""
         value = self.values.get(name)
         counts = value if isinstance(value, dict) else {}
-        found = {key: count for key, count in counts.items() if _is_whole(count) and 1 <= count <= _MOST_PIXELS**2}
-        if value is not None and (not found or len(found) < len(counts)):
+        valid_counts = {
+            key: count for key, count in counts.items() if _is_whole(count) and 1 <= count <= _MOST_PIXELS**2
+        }
+        if value is not None and (not valid_counts or len(valid_counts) < len(counts)):
             self._fail(name, f"numbers of pixels, 1 to {_MOST_PIXELS**2}")
-        return found
+        return valid_counts
 
     def count(self, name: str, default: int) -> int:
         value = self.values.get(name)
@@ -106,10 +108,10 @@ class Settings:
         return value
 
     def number(self, name: str, default: float) -> float:
-        found = self._numbers(name, default, 1)[0]
-        if not 0 < found < _MOST_PIXELS:
+        value = self._numbers(name, default, 1)[0]
+        if not 0 < value < _MOST_PIXELS:
             self._fail(name, "a number above 0")
-        return found
+        return value
 
     def pixels(
         self, *, resample: int, usual_mean: float | Sequence[float], usual_std: float | Sequence[float]
@@ -134,10 +136,10 @@ class Settings:
         if value is None:
             value = default
         values = value if isinstance(value, list | tuple) else [value] * count
-        found = tuple(float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool))
-        if not len(found) == count == len(values):
+        numbers = tuple(float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool))
+        if not len(numbers) == count == len(values):
             self._fail(name, f"{count} numbers")
-        return found
+        return numbers
 
     def _fail(self, name: str, expected: str) -> NoReturn:
         raise PackageError(

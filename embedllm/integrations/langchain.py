@@ -30,7 +30,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedllm.generation.chunk import Chunk, Statistics
-from embedllm.integrations.shared_models import given, in_thread, json_format, shared_model
+from embedllm.integrations.shared_models import drop_none, in_thread, json_format, shared_model
 from embedllm.model.model import Model
 from embedllm.tools.calls import ToolCall
 
@@ -66,8 +66,8 @@ class ChatEmbedLLM(BaseChatModel):
         return {"model": self.model, "device": self.device, **self._defaults()}
 
     def _defaults(self) -> dict[str, Any]:
-        named = given(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed,
-                      max_tokens=self.max_tokens, stop=self.stop)  # fmt: skip
+        named = drop_none(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed,
+                          max_tokens=self.max_tokens, stop=self.stop)  # fmt: skip
         return {**self.options, **named}
 
     def _loaded_model(self) -> Model:
@@ -76,7 +76,7 @@ class ChatEmbedLLM(BaseChatModel):
         return self.loaded
 
     def _options(self, stop: list[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._defaults(), **given(stop=stop), **options}
+        return {**self._defaults(), **drop_none(stop=stop), **options}
 
     def _generate(
         self,
@@ -141,7 +141,7 @@ class ChatEmbedLLM(BaseChatModel):
         choice = "required" if tool_choice in ("any", True) else tool_choice or None
         shown = [convert_to_openai_tool(tool) for tool in tools]
         return cast("Runnable[LanguageModelInput, AIMessage]",
-                    self.bind(tools=shown, **given(tool_choice=choice), **kwargs))  # fmt: skip
+                    self.bind(tools=shown, **drop_none(tool_choice=choice), **kwargs))  # fmt: skip
 
     def with_structured_output(
         self,
@@ -163,9 +163,9 @@ class ChatEmbedLLM(BaseChatModel):
         shape = convert_to_json_schema(schema)
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
         parser: Any = PydanticOutputParser(pydantic_object=cast("type", schema)) if is_class else _WholeJson()
-        wanted = schema if hasattr(schema, "model_json_schema") else json_format(shape)
+        response_format = schema if hasattr(schema, "model_json_schema") else json_format(shape)
         traced = {"kwargs": {"method": method, "strict": True}, "schema": shape}
-        model = self.bind(response_format=wanted, ls_structured_output_format=traced)
+        model = self.bind(response_format=response_format, ls_structured_output_format=traced)
         if not include_raw:
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)

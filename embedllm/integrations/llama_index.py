@@ -35,7 +35,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools.types import BaseTool
 
 from embedllm.generation.chunk import Chunk
-from embedllm.integrations.shared_models import check_calls, function_call, given, in_thread, shared_model, usage
+from embedllm.integrations.shared_models import check_calls, drop_none, function_call, in_thread, shared_model, usage
 from embedllm.model.model import Model
 from embedllm.text.prompt import Prompt
 from embedllm.tools.calls import ToolCall
@@ -87,7 +87,7 @@ class EmbedLLM(FunctionCallingLLM):
         return self._loaded
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        named = given(temperature=self.temperature, top_p=self.top_p, seed=self.seed, max_tokens=self.max_tokens)
+        named = drop_none(temperature=self.temperature, top_p=self.top_p, seed=self.seed, max_tokens=self.max_tokens)
         return {**self.options, **named, **options}
 
     @llm_chat_callback()
@@ -179,8 +179,10 @@ class EmbedLLM(FunctionCallingLLM):
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        asked = [ChatMessage(role=MessageRole.USER, content=user_msg)] if isinstance(user_msg, str) else [user_msg]
-        messages = [*(chat_history or []), *(message for message in asked if message is not None)]
+        user_messages = (
+            [ChatMessage(role=MessageRole.USER, content=user_msg)] if isinstance(user_msg, str) else [user_msg]
+        )
+        messages = [*(chat_history or []), *(message for message in user_messages if message is not None)]
         shown = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
         choice = {"tool_choice": "required"} if tool_required else {}
         return {"messages": messages, **({"tools": shown} if shown else {}), **choice, **kwargs}

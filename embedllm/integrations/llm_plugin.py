@@ -23,9 +23,9 @@ from pydantic import Field, create_model
 from embedllm.files.atomic import write_json
 from embedllm.integrations.shared_models import (
     check_calls,
+    drop_none,
     function_call,
     function_tool,
-    given,
     in_thread,
     json_format,
     shared_model,
@@ -71,7 +71,7 @@ class _Shared:
 
     def request(self, prompt: llm.Prompt) -> dict[str, Any]:
         """The arguments of Model.stream()."""
-        options = given(**prompt.options.model_dump())
+        options = drop_none(**prompt.options.model_dump())
         if isinstance(prompt.schema, dict):  # llm has made one of a pydantic class
             options["response_format"] = json_format(prompt.schema)
         if prompt.tools:
@@ -266,8 +266,10 @@ def register_commands(cli: click.Group) -> None:
     @click.argument("name")
     def remove(name: str) -> None:
         """Forget a model; its files stay."""
-        wanted = name.removeprefix("embedllm/")
-        kept = [one for one in _added() if one["name"] != wanted]
-        if len(kept) == len(_added()):
-            raise click.ClickException(f"there is no added model 'embedllm/{wanted}'; 'llm embedllm list' shows them.")
-        write_json(_list_file(), kept)
+        model_name = name.removeprefix("embedllm/")
+        entries = [one for one in _added() if one["name"] != model_name]
+        if len(entries) == len(_added()):
+            raise click.ClickException(
+                f"there is no added model 'embedllm/{model_name}'; 'llm embedllm list' shows them."
+            )
+        write_json(_list_file(), entries)

@@ -37,7 +37,7 @@ async def in_thread(load: Callable[[], Model]) -> Model:
     return await run_in_thread(lambda _: load())
 
 
-def given(**options: object) -> dict[str, Any]:
+def drop_none(**options: object) -> dict[str, Any]:
     """The options that are not None: those of the others stay the model's own."""
     return {name: value for name, value in options.items() if value is not None}
 

@@ -67,26 +67,28 @@ def run_tools(
     Raises ValueError for a tool without a function, for one that has to be awaited (arun_tools takes those), and for
     decisions that do not fit the calls; then nothing has run.
     """
-    asked, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
-    known, awaited = _functions(asked.tools, functions)
+    question, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
+    tool_functions, awaited = _functions(question.tools, functions)
     if awaited:
         raise ValueError(f"the tool '{awaited[0]}' has to be awaited; use arun_tools.")
-    runners = {name: tool.run if isinstance(tool, FunctionTool) else _by_name(tool) for name, tool in known.items()}
+    runners = {
+        name: tool.run if isinstance(tool, FunctionTool) else _by_name(tool) for name, tool in tool_functions.items()
+    }
 
-    def reply(said: Sequence[Message], choice: str) -> Completion:
+    def reply(history: Sequence[Message], choice: str) -> Completion:
         now: ReplyOptions = {**options, "tool_choice": choice}
         if isinstance(model, Model):
-            chunks = model.stream(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
+            chunks = model.stream(history, sampling, cancel=cancel, tools=tools, variables=variables, **now)
         else:
-            chunks = model.stream(asked.new_of(said), sampling, cancel=cancel, **now)
+            chunks = model.stream(question.new_of(history), sampling, cancel=cancel, **now)
         with closing(chunks):  # when on_chunk raises: a conversation then takes back what it has of the reply
             return collect(map(tell, chunks))
 
     choice = choice_name(options.get("tool_choice", "auto"))
-    loop = Loop(asked, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
+    loop = Loop(question, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
                  needs_approval=needs_approval, cancel=given_or_own(cancel))  # fmt: skip
     steps = loop.steps()
-    with asked.kept():
+    with question.protect_history():
         return _run_steps(steps)
 
 
@@ -127,27 +129,27 @@ async def arun_tools(
 
     Tools, `confirm` and `needs_approval` may be coroutine functions; others run in the event loop's thread.
     """
-    asked, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
+    question, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
 
-    async def reply(said: Sequence[Message], choice: str) -> Completion:
+    async def reply(history: Sequence[Message], choice: str) -> Completion:
         now: ReplyOptions = {**options, "tool_choice": choice}
         if isinstance(model, Model):
-            chunks = model.astream(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
+            chunks = model.astream(history, sampling, cancel=cancel, tools=tools, variables=variables, **now)
         else:
-            chunks = model.astream(asked.new_of(said), sampling, cancel=cancel, **now)
+            chunks = model.astream(question.new_of(history), sampling, cancel=cancel, **now)
         async with aclosing(chunks):
             return collect([tell(chunk) async for chunk in chunks])
 
-    known, _ = _functions(asked.tools, functions)
+    tool_functions, _ = _functions(question.tools, functions)
     runners = {
         name: tool.arun or tool.run if isinstance(tool, FunctionTool) else _by_name(tool)
-        for name, tool in known.items()
+        for name, tool in tool_functions.items()
     }
     choice = choice_name(options.get("tool_choice", "auto"))
-    loop = Loop(asked, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
+    loop = Loop(question, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
                  needs_approval=needs_approval, cancel=given_or_own(cancel))  # fmt: skip
     steps = loop.steps()
-    with asked.kept():
+    with question.protect_history():
         return await _arun_steps(steps)
 
 
@@ -183,16 +185,16 @@ def _functions(
     tools: Sequence[Tool], functions: Mapping[str, Callable[..., object]] | None
 ) -> tuple[dict[str, Callable[..., object] | FunctionTool], list[str]]:
     """What runs each tool, and the names of those that have to be awaited."""
-    found: dict[str, Callable[..., object] | FunctionTool] = dict(functions or {})
+    functions_by_name: dict[str, Callable[..., object] | FunctionTool] = dict(functions or {})
     for name, tool in zip(tool_parameters(tool_schemas(tools)), tools, strict=True):
         if not isinstance(tool, Mapping):
-            found[name] = tool
-        elif name not in found:
+            functions_by_name[name] = tool
+        elif name not in functions_by_name:
             raise ValueError(
                 f"the tool '{name}' is a schema without a function; give it by functions={{'{name}': ...}}."
             )
-    runs = {name: tool.run if isinstance(tool, FunctionTool) else tool for name, tool in found.items()}
-    return found, [name for name, run in runs.items() if inspect.iscoroutinefunction(run)]
+    runs = {name: tool.run if isinstance(tool, FunctionTool) else tool for name, tool in functions_by_name.items()}
+    return functions_by_name, [name for name, run in runs.items() if inspect.iscoroutinefunction(run)]
 
 
 def _by_name(function: Callable[..., object]) -> Run:

@@ -58,71 +58,72 @@ class PendingTurn:
         return [*self.messages[: self.turns[0]], *self.messages[start:]] if self.turns else list(self.messages)
 
 
-def drop_oldest(asked: PendingTurn, seen: VisibleHistory) -> tuple[Request, VisibleHistory]:
+def drop_oldest(turn: PendingTurn, visible_history: VisibleHistory) -> tuple[Request, VisibleHistory]:
     """Drops whole turns, the oldest ones, when prompt and reply would not fit; the last one is never dropped."""
-    turns = asked.turns
-    places = [place for place, at in enumerate(turns) if asked.messages[at] is seen.first]
-    begin, seen = (places[0], seen) if places else (0, WHOLE_HISTORY)
-    request = asked.request(asked.shown(turns[begin]) if turns else asked.messages)
-    wanted = asked.context // _REPLY if request.max_tokens is None else request.max_tokens
-    limit = asked.context - min(wanted, asked.context // 2)
+    turns = turn.turns
+    places = [place for place, at in enumerate(turns) if turn.messages[at] is visible_history.first]
+    begin, visible_history = (places[0], visible_history) if places else (0, WHOLE_HISTORY)
+    request = turn.request(turn.shown(turns[begin]) if turns else turn.messages)
+    reply_tokens = turn.context // _REPLY if request.max_tokens is None else request.max_tokens
+    limit = turn.context - min(reply_tokens, turn.context // 2)
     if len(request.prompt) <= limit or begin >= len(turns) - 1:
-        return replace(request, dropped_tokens=seen.dropped_tokens), seen
-    chosen = _first_that_fits(asked, range(begin + 1, len(turns)), limit)
-    kept = asked.request(asked.shown(turns[chosen]))
-    dropped = seen.dropped_tokens + len(request.prompt) - len(kept.prompt)
-    seen = VisibleHistory(first=asked.messages[turns[chosen]], dropped_tokens=dropped)
-    return replace(kept, dropped_tokens=dropped), seen
+        return replace(request, dropped_tokens=visible_history.dropped_tokens), visible_history
+    chosen = _first_that_fits(turn, range(begin + 1, len(turns)), limit)
+    fitting_request = turn.request(turn.shown(turns[chosen]))
+    dropped = visible_history.dropped_tokens + len(request.prompt) - len(fitting_request.prompt)
+    visible_history = VisibleHistory(first=turn.messages[turns[chosen]], dropped_tokens=dropped)
+    return replace(fitting_request, dropped_tokens=dropped), visible_history
 
 
-def _first_that_fits(asked: PendingTurn, places: range, limit: int) -> int:
+def _first_that_fits(turn: PendingTurn, places: range, limit: int) -> int:
     """The oldest turn from which on all fits, with some room where that can be had; the last one when nothing does."""
     counts: dict[int, int] = {}
 
     def count(place: int) -> int:
         if place not in counts:
-            counts[place] = len(asked.tokens(asked.shown(asked.turns[place])))
+            counts[place] = len(turn.tokens(turn.shown(turn.turns[place])))
         return counts[place]
 
-    for most in (limit - asked.context // _REST, limit):
-        found = bisect_left(places, True, key=lambda place: count(place) <= most)
-        if found < len(places):
-            return places[found]
+    for most in (limit - turn.context // _REST, limit):
+        index = bisect_left(places, True, key=lambda place: count(place) <= most)
+        if index < len(places):
+            return places[index]
     return places[-1]
 
 
 def shift_context(
-    asked: PendingTurn, seen: VisibleHistory, held: Sequence[int], decoder: Decoder
+    turn: PendingTurn, visible_history: VisibleHistory, kv_tokens: Sequence[int], decoder: Decoder
 ) -> tuple[Request, VisibleHistory]:
     """Leaves out tokens behind the system message when all does not fit, and has more dropped on the way.
 
-    held: the tokens whose KV there is, after the shifts so far. Raises ContextFull when nothing can be dropped.
+    kv_tokens: the tokens whose KV there is, after the shifts so far. Raises ContextFull when nothing can be dropped.
     """
-    turns = asked.turns
-    request = asked.request(asked.messages)
+    turns = turn.turns
+    request = turn.request(turn.messages)
     prompt = request.prompt
-    system = list(asked.messages[: turns[0]] if turns else asked.messages)
-    kept = common_prefix(prompt, asked.tokens([*system, {"role": "user", "content": "\N{HORIZONTAL ELLIPSIS}"}]))
-    shift = ContextShift(keep=max(SINK, kept), context=asked.context, ropes=decoder.layer_ropes)
-    if shift.keep > asked.context // 2:
+    system = list(turn.messages[: turns[0]] if turns else turn.messages)
+    prefix = common_prefix(prompt, turn.tokens([*system, {"role": "user", "content": "\N{HORIZONTAL ELLIPSIS}"}]))
+    shift = ContextShift(keep=max(SINK, prefix), context=turn.context, ropes=decoder.layer_ropes)
+    if shift.keep > turn.context // 2:
         raise ContextFull(
             f"the system message and the tools take {shift.keep} tokens, and 'shift' keeps them; "
-            f"{asked.context // 2} of {asked.context} can be kept. Shorten them.",
+            f"{turn.context // 2} of {turn.context} can be kept. Shorten them.",
             tokens=shift.keep,
-            limit=asked.context // 2,
+            limit=turn.context // 2,
         )
-    dropped, tokens = seen.dropped_tokens, list(prompt)
+    dropped, tokens = visible_history.dropped_tokens, list(prompt)
     if dropped:
         tokens[shift.keep : shift.keep + dropped] = []
-    if dropped and common_prefix(tokens, held) <= shift.keep:
+    if dropped and common_prefix(tokens, kv_tokens) <= shift.keep:
         # the history, or what the template makes of it, is another now
         dropped, tokens = 0, list(prompt)
-    if len(tokens) >= asked.context:
-        last = asked.request(asked.shown(turns[-1])) if turns else request
-        if len(last.prompt) >= asked.context:
-            return last, seen  # for the check to refuse
-        if common_prefix(tokens, held) <= shift.keep:  # nothing to go on from: no need to compute what would be dropped
-            dropped = min(len(tokens) - asked.context + shift.step, len(tokens) - len(last.prompt))
+    if len(tokens) >= turn.context:
+        last = turn.request(turn.shown(turns[-1])) if turns else request
+        if len(last.prompt) >= turn.context:
+            return last, visible_history  # for the check to refuse
+        # nothing to go on from: no need to compute what would be dropped
+        if common_prefix(tokens, kv_tokens) <= shift.keep:
+            dropped = min(len(tokens) - turn.context + shift.step, len(tokens) - len(last.prompt))
             tokens[shift.keep : shift.keep + dropped] = []
-    seen = VisibleHistory(dropped_tokens=dropped)
-    return replace(request, prompt=tokens, shift=shift, dropped_tokens=dropped), seen
+    visible_history = VisibleHistory(dropped_tokens=dropped)
+    return replace(request, prompt=tokens, shift=shift, dropped_tokens=dropped), visible_history

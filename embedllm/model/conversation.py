@@ -104,8 +104,8 @@ class Conversation:
         """Of the turns that name no other."""
         self._variables = variables
         self._when_full: WhenFull = when_full
-        self._seen = WHOLE_HISTORY
-        self._held: SequenceHandle | None = None
+        self._visible_history = WHOLE_HISTORY
+        self._handle: SequenceHandle | None = None
         self._under_way: weakref.ref[_UnderWay] = weakref.ref(_UnderWay())  # the turn whose reply is being read
         if when_full == "shift":
             sequence = model.runner.call(self._hold(0).open)
@@ -183,15 +183,15 @@ class Conversation:
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
         history = [*self.messages]
-        said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
-        if has_images([said]):
+        message: Message = {"role": "user", "content": text} if isinstance(text, str) else text
+        if has_images([message]):
             from embedllm.images.prompt import portable  # loaded for messages with images only
 
-            said = portable(said)
+            message = portable(message)
         options = {"adapter": self.adapter, **options}
-        request, seen = self._apply_context_policy([*self.messages, said], sampling, options)
+        request, visible_history = self._apply_context_policy([*self.messages, message], sampling, options)
         self.model.runner.check(request)
-        return self._turn(said, seen, history), request
+        return self._turn(message, visible_history, history), request
 
     def _check_idle(self) -> None:
         if self._under_way() is not None:
@@ -206,7 +206,7 @@ class Conversation:
         check_length(message_text(messages[-1]), model.tokenizer, model.context)
         limit = model.context if self.when_full == "error" else None  # a longer history is shortened
         tools = None if options.get("tool_choice") == "none" else self.tools
-        asked = PendingTurn(
+        turn = PendingTurn(
             messages=messages,
             request=lambda shown: model.build_request(
                 shown, sampling, limit, tools=self.tools, variables=variables, **options
@@ -215,21 +215,21 @@ class Conversation:
             context=model.context,
         )
         if self.when_full == "drop-oldest":
-            return drop_oldest(asked, self._seen)
+            return drop_oldest(turn, self._visible_history)
         if self.when_full == "shift":
-            held = self._sequence.tokens if self._sequence is not None else ()
-            return shift_context(asked, self._seen, held, model.package.decoder)
-        return asked.request(messages), WHOLE_HISTORY
+            kv_tokens = self._sequence.tokens if self._sequence is not None else ()
+            return shift_context(turn, self._visible_history, kv_tokens, model.package.decoder)
+        return turn.request(messages), WHOLE_HISTORY
 
     @property
     def _sequence(self) -> CachedSequence | None:
-        return None if self._held is None else self._held.sequence
+        return None if self._handle is None else self._handle.sequence
 
     def _hold(self, capacity: int) -> SequenceHandle:
         """A sequence of its own from now on, with room for that many tokens at first."""
-        if self._held is None:
-            self._held = SequenceHandle(self.model.runner.sequences, capacity)
-        return self._held
+        if self._handle is None:
+            self._handle = SequenceHandle(self.model.runner.sequences, capacity)
+        return self._handle
 
     def _stream(self, turn: _Turn, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
         with turn as note:
@@ -240,7 +240,7 @@ class Conversation:
 
     @contextmanager
     def _turn(
-        self, said: Message, seen: VisibleHistory, history: Sequence[Message]
+        self, message: Message, visible_history: VisibleHistory, history: Sequence[Message]
     ) -> Iterator[Callable[[Chunk], None]]:
         """Within the block, chunks are collected; at its end the messages go into the history, unless it failed.
 
@@ -274,8 +274,8 @@ class Conversation:
         finally:
             del under_way
             if is_said:
-                self.messages += [said, collect(chunks).message]
-                self._seen = replace(seen, dropped_tokens=chunks[-1].statistics.dropped_tokens)
+                self.messages += [message, collect(chunks).message]
+                self._visible_history = replace(visible_history, dropped_tokens=chunks[-1].statistics.dropped_tokens)
 
     async def asave(self, path: str | os.PathLike[str]) -> None:
         """As save(), without blocking the event loop. Cancelling the task ends it, and what was there stays."""
@@ -300,7 +300,7 @@ class Conversation:
             variables=self._variables,
             when_full=self.when_full,
             first_seen=self._first_seen,
-            dropped_tokens=self._seen.dropped_tokens,
+            dropped_tokens=self._visible_history.dropped_tokens,
             adapter=self.adapter,
         )
         self._check_idle()
@@ -332,32 +332,32 @@ class Conversation:
                            when_full=when_full or saved.when_full)  # fmt: skip
         conversation.messages = list(saved.messages)
         if saved.first_seen is not None:
-            conversation._seen = VisibleHistory(
+            conversation._visible_history = VisibleHistory(
                 first=saved.messages[saved.first_seen], dropped_tokens=saved.dropped_tokens
             )
         runner = model.runner
         try:
-            held = restore_sequence(file, runner.sequences, model=model.kind, adapters=runner.adapters,
-                                cancel=given_or_own(cancel))  # fmt: skip
+            handle = restore_sequence(file, runner.sequences, model=model.kind, adapters=runner.adapters,
+                                      cancel=given_or_own(cancel))  # fmt: skip
         except BaseException:
             conversation.close()
             raise
-        if held is not None:
+        if handle is not None:
             conversation.close()
-            conversation._held = held
+            conversation._handle = handle
         return conversation
 
     @property
     def _first_seen(self) -> int | None:
         """Where in the history what the model sees of it begins; None: at its beginning."""
-        places = (at for at, message in enumerate(self.messages) if message is self._seen.first)
+        places = (at for at, message in enumerate(self.messages) if message is self._visible_history.first)
         return next(places, None)
 
     def close(self) -> None:
         """Frees the KV cache; the history stays, and the next turn computes what the prefix cache has not kept."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
 
     def __enter__(self) -> Conversation:
         return self

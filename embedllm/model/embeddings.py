@@ -108,8 +108,8 @@ class Encoding:
         if kind is None:
             return self._prompts.get(self._encoder.prompt, "")
         if kind not in self._prompts and kind not in _COMMON:
-            known = ", ".join(repr(name) for name in dict.fromkeys([*_COMMON, *self._prompts]))
-            raise ValueError(f"kind is {kind!r}; '{self._package.name}' knows {known}.")
+            kinds = ", ".join(repr(name) for name in dict.fromkeys([*_COMMON, *self._prompts]))
+            raise ValueError(f"kind is {kind!r}; '{self._package.name}' knows {kinds}.")
         return self._prompts.get(kind, "")
 
     def _tokens(self, what: str, texts: Sequence[str], truncate: bool) -> Tokens:
@@ -131,14 +131,14 @@ class Encoding:
         return Tokens(ids, types)
 
 
-def present(encoding: Encoding | None, name: str, wanted: str) -> Encoding:
+def present(encoding: Encoding | None, name: str, purpose: str) -> Encoding:
     """The encoding of a model that has one. Raises ValueError for a model that generates text."""
     if encoding is None:
-        is_reranker = "rerank" in wanted
+        is_reranker = "rerank" in purpose
         example = "BAAI/bge-reranker-v2-m3" if is_reranker else "Qwen/Qwen3-Embedding-0.6B"
         task = "rerank" if is_reranker else "embed"
         raise ValueError(
-            f"'{name}' generates text and was not exported as {wanted}. Export one that is, such as {example}, or a "
+            f"'{name}' generates text and was not exported as {purpose}. Export one that is, such as {example}, or a "
             f"checkpoint of such a model with: embedllm export SOURCE OUT --task {task}"
         )
     return encoding

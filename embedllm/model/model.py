@@ -127,8 +127,8 @@ class Model:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of the adapters that a call may choose."""
-        found = self.runner.adapters
-        return () if found is None else found.names
+        adapters = self.runner.adapters
+        return () if adapters is None else adapters.names
 
     def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """Reads a LoRA adapter as PEFT saves it; from now on a call may choose it by its name. See load().
@@ -137,12 +137,12 @@ class Model:
         """
         from embedllm.package.lora.peft import read_adapters
 
-        found = present(self.runner.adapters)
-        if name in found.names:  # before it is read
+        adapters = present(self.runner.adapters)
+        if name in adapters.names:  # before it is read
             raise ValueError(f"there is an adapter '{name}' already; remove it first, or choose another name.")
-        given, package = {name: path}, self.package
-        for adapter in read_adapters(given, package.decoder, is_rotated=package.is_rotated):
-            found.add(adapter)
+        paths, package = {name: path}, self.package
+        for adapter in read_adapters(paths, package.decoder, is_rotated=package.is_rotated):
+            adapters.add(adapter)
 
     def remove_adapter(self, name: str) -> None:
         """Frees an adapter, once the calls that run with it are done. Raises ValueError when there is none."""
@@ -483,8 +483,8 @@ class Model:
         truncate: leave out the end of a text of too many tokens; False: raise ContextFull, which names it.
         Raises ValueError for a model that is no embedding model.
         """
-        found = self._encoder("an embedding model")
-        return found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
+        encoder = self._encoder("an embedding model")
+        return encoder.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
 
     async def aembed(
         self,
@@ -496,9 +496,9 @@ class Model:
         truncate: bool = False,
     ) -> F32:
         """As embed(), without blocking the event loop. Cancelling the task ends it."""
-        found = self._encoder("an embedding model")
+        encoder = self._encoder("an embedding model")
         return await run_in_thread(
-            lambda own: found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate,
+            lambda own: encoder.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate,
                                     is_cancelled=lambda: own.cancelled)
         )  # fmt: skip
 
@@ -516,9 +516,9 @@ class Model:
         self, query: str, documents: Sequence[str], *, top: int | None = None, truncate: bool = False
     ) -> list[Ranked]:
         """As rerank(), without blocking the event loop. Cancelling the task ends it."""
-        found = self._encoder("a reranker")
+        encoder = self._encoder("a reranker")
         return await run_in_thread(
-            lambda own: found.rerank(query, documents, top=top, truncate=truncate, is_cancelled=lambda: own.cancelled)
+            lambda own: encoder.rerank(query, documents, top=top, truncate=truncate, is_cancelled=lambda: own.cancelled)
         )
 
     def conversation(

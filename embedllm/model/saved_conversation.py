@@ -58,9 +58,9 @@ def write_conversation(
     that JSON cannot hold; Interrupted when it is cancelled.
     """
     tools = None if saved.tools is None else tool_schemas(saved.tools)
-    said = {field.name: getattr(saved, field.name) for field in fields(saved)} | {"tools": tools}
+    values = {field.name: getattr(saved, field.name) for field in fields(saved)} | {"tools": tools}
     try:
-        about = {"conversation": json.dumps(said), "model": json.dumps(model), "kind": "", "tokens": "[]"}
+        about = {"conversation": json.dumps(values), "model": json.dumps(model), "kind": "", "tokens": "[]"}
     except TypeError as error:
         raise ValueError(f"the conversation cannot be saved: {error}; JSON has to hold its messages.") from error
     if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.reusable_tokens:
@@ -124,20 +124,20 @@ def restore_sequence(
     if not tokens:
         return None
     in_loop = sequences.loop.call
-    held = SequenceHandle(sequences, len(tokens))
-    sequence = in_loop(held.open)
+    handle = SequenceHandle(sequences, len(tokens))
+    sequence = in_loop(handle.open)
     try:
         sequence.is_running = True  # so that nobody frees what it holds so far
         is_known = _restore(file, sequence, tokens, model=model, adapters=adapters, cancel=cancel)
     except BaseException:
-        held.close()
+        handle.close()
         raise
     finally:
         in_loop(partial(sequences.give_back, sequence, to_pool=False))
     if not is_known:
-        held.close()
+        handle.close()
         return None
-    return held
+    return handle
 
 
 def _restore(
@@ -173,11 +173,11 @@ def _restore(
 def _kind(file: StateFile) -> dict[str, str]:
     """What the KV of a file is of; a kind that cannot be read is no model's."""
     try:
-        found = json.loads(file.about.get("kind", "{}"))
+        kind = json.loads(file.about.get("kind", "{}"))
     except (ValueError, RecursionError):
         return {}
-    is_kind = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
-    return found if is_kind else {}
+    is_kind = isinstance(kind, dict) and all(isinstance(value, str) for value in kind.values())
+    return kind if is_kind else {}
 
 
 def _pieces(sequence: CachedSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:

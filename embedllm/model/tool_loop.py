@@ -42,7 +42,7 @@ Run: TypeAlias = "Callable[[Mapping[str, JSON], Cancel], object]"  # what runs a
 class Loop:
     """The rule of the loop: its steps say what is to be done, and are given the result, or thrown what that raised."""
 
-    asked: Question
+    question: Question
     runners: Mapping[str, Run]
     reply: Callable[[Sequence[Message], str], object]
     choice: str
@@ -58,31 +58,35 @@ class Loop:
         """Raises ValueError for what does not go together."""
         if not isinstance(self.max_rounds, int) or self.max_rounds < 1:
             raise ValueError(f"max_rounds is {self.max_rounds!r}; expected a whole number, 1 or more.")
-        if self.decisions and self.asked.paused is None:
+        if self.decisions and self.question.paused is None:
             raise ValueError("there are decisions, but messages is no PausedRun; give the reply's `paused`.")
-        parameters = tool_parameters(tool_schemas(self.asked.tools))
-        said: list[Message] = []
+        parameters = tool_parameters(tool_schemas(self.question.tools))
+        new_messages: list[Message] = []
         outcomes: list[ToolOutcome] = []
         count, choice = 0, self.choice
-        if paused := self.asked.paused:
+        if paused := self.question.paused:
             decided = decided_calls(paused, self.decisions, parameters)
-            said += paused.messages[-paused.new :]
+            new_messages += paused.messages[-paused.new :]
             outcomes += paused.outcomes
             if any(one.call != call for one, call in zip(decided, paused.calls, strict=True)):  # arguments were edited
-                said[-1] = self.asked.with_calls(said[-1], [one.call for one in decided])
-            yield from self._run_calls(decided, parameters, said, outcomes)
+                new_messages[-1] = self.question.with_calls(new_messages[-1], [one.call for one in decided])
+            yield from self._run_calls(decided, parameters, new_messages, outcomes)
             count, choice = paused.rounds + 1, self._later_choice
         while True:
-            completion = cast("Completion", (yield lambda now=choice: self.reply([*self.asked.messages, *said], now)))
-            said.append(completion.message)
+            completion = cast(
+                "Completion", (yield lambda now=choice: self.reply([*self.question.messages, *new_messages], now))
+            )
+            new_messages.append(completion.message)
             calls = completion.tool_calls
             if not calls or completion.finish_reason in ("cancelled", "timeout") or count >= self.max_rounds:
-                return ToolReply(completion=completion, messages=tuple(said), outcomes=tuple(outcomes))
+                return ToolReply(completion=completion, messages=tuple(new_messages), outcomes=tuple(outcomes))
             pending = yield from self._pending(calls, parameters)
             if pending:
-                state = self._paused(completion, pending, said, outcomes, count)
-                return ToolReply(completion=completion, messages=tuple(said), outcomes=tuple(outcomes), paused=state)
-            yield from self._run_calls([DecidedCall(call=call) for call in calls], parameters, said, outcomes)
+                state = self._paused(completion, pending, new_messages, outcomes, count)
+                return ToolReply(
+                    completion=completion, messages=tuple(new_messages), outcomes=tuple(outcomes), paused=state
+                )
+            yield from self._run_calls([DecidedCall(call=call) for call in calls], parameters, new_messages, outcomes)
             count, choice = count + 1, self._later_choice
 
     @property
@@ -103,16 +107,18 @@ class Loop:
         self,
         completion: Completion,
         pending: Sequence[int],
-        said: list[Message],
+        new_messages: list[Message],
         outcomes: Sequence[ToolOutcome],
         count: int,
     ) -> PausedRun:
         calls = with_own_ids(completion.tool_calls)
         if calls != completion.tool_calls:
-            said[-1] = self.asked.with_calls(said[-1], calls)
+            new_messages[-1] = self.question.with_calls(new_messages[-1], calls)
         return PausedRun(
-            messages=(*self.asked.messages, *said) if self.asked.talk is None else tuple(self.asked.talk.messages),
-            new=len(said),
+            messages=(*self.question.messages, *new_messages)
+            if self.question.talk is None
+            else tuple(self.question.talk.messages),
+            new=len(new_messages),
             calls=calls,
             pending=tuple(calls[place] for place in pending),
             outcomes=tuple(outcomes),
@@ -123,7 +129,7 @@ class Loop:
         self,
         calls: Sequence[DecidedCall],
         parameters: Parameters,
-        said: list[Message],
+        new_messages: list[Message],
         outcomes: list[ToolOutcome],
     ) -> Generator[Step, object, None]:
         """Runs the calls of one reply, in turn."""
@@ -135,7 +141,7 @@ class Loop:
             )
             outcome = ToolOutcome(call=decided.call, ran=ran, result=result)
             outcomes.append(outcome)
-            said.append(result_message(decided.call, result))
+            new_messages.append(result_message(decided.call, result))
             if self.on_call is not None:
                 yield partial(self.on_call, outcome)
 
@@ -179,7 +185,7 @@ class Question:
     tools: Sequence[Tool]
     talk: Conversation | None = None
     paused: PausedRun | None = None
-    _said: int = 0  # of all messages since the first one, how many the conversation has
+    _count: int = 0  # of all messages since the first one, how many the conversation has
     _result: Message | None = None  # of a tool, said last: there when the reply to it has any text
 
     @classmethod
@@ -197,8 +203,8 @@ class Question:
                 check_messages(cast("Sequence[Message]", messages))
             if tools is None:
                 raise ValueError("there are no tools; give functions or schemas.")
-            asked = cast("Sequence[Message]", messages) if paused is None else paused.messages[: -paused.new]
-            return cls(messages=asked, tools=tools, paused=paused)
+            history = cast("Sequence[Message]", messages) if paused is None else paused.messages[: -paused.new]
+            return cls(messages=history, tools=tools, paused=paused)
         if tools is not None or variables is not None:
             raise ValueError("a conversation has tools and variables of its own; give them to Model.conversation().")
         if not model.tools:
@@ -209,11 +215,11 @@ class Question:
                     "the last message of this conversation is not the reply that waits for approval; set its messages "
                     "to those of the PausedRun."
                 )
-            return cls(messages=[], tools=model.tools, talk=model, paused=paused, _said=paused.new)
+            return cls(messages=[], tools=model.tools, talk=model, paused=paused, _count=paused.new)
         if not isinstance(messages, str | Mapping):
             raise ValueError(f"messages is {messages!r:.80}; to a conversation a text or one message is said.")
-        said: Message = {"role": "user", "content": messages} if isinstance(messages, str) else messages
-        return cls(messages=[said], tools=model.tools, talk=model)
+        message: Message = {"role": "user", "content": messages} if isinstance(messages, str) else messages
+        return cls(messages=[message], tools=model.tools, talk=model)
 
     def with_calls(self, reply: Message, calls: Sequence[ToolCall]) -> Message:
         """The last reply with these calls in place of its own, in the history of a conversation, too."""
@@ -222,16 +228,16 @@ class Question:
             self.talk.messages[-1] = changed
         return changed
 
-    def new_of(self, said: Sequence[Message]) -> Message:
+    def new_of(self, messages: Sequence[Message]) -> Message:
         """What is to be said of all messages so far; those before it, which are new as well, go into the history."""
         assert self.talk is not None
-        self._result = said[-1] if self._said else None
-        new, self._said = said[self._said :], len(said) + 1  # the reply to it will be there, too
+        self._result = messages[-1] if self._count else None
+        new, self._count = messages[self._count :], len(messages) + 1  # the reply to it will be there, too
         self.talk.messages += new[:-1]
         return new[-1]
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def protect_history(self) -> Iterator[None]:
         """Within the block an error leaves the conversation as it was; a cancel leaves it every result of a call."""
         before = None if self.talk is None else list(self.talk.messages)
         try:

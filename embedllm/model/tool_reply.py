@@ -113,12 +113,12 @@ class DecidedCall:
 
 def with_own_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     """The calls with new ids where a model wrote one twice: one decision must not go for two calls."""
-    seen: set[str] = set()
-    found: list[ToolCall] = []
+    ids: set[str] = set()
+    own_calls: list[ToolCall] = []
     for call in calls:
-        found.append(replace(call, id=new_id()) if call.id in seen else call)
-        seen.add(call.id)
-    return tuple(found)
+        own_calls.append(replace(call, id=new_id()) if call.id in ids else call)
+        ids.add(call.id)
+    return tuple(own_calls)
 
 
 def decided_calls(paused: PausedRun, decisions: Mapping[str, Decision], parameters: Parameters) -> list[DecidedCall]:

@@ -75,9 +75,9 @@ class ChatRequest:
     counts_tokens: bool  # a stream ends with the usage
 
 
-def chat_request(messages: object, given: Mapping[str, object], *, is_stream: bool) -> ChatRequest:
+def chat_request(messages: object, values: Mapping[str, object], *, is_stream: bool) -> ChatRequest:
     """Raises ValueError for values that cannot be followed, TypeError for parameters that there are not."""
-    options = _given(given)
+    options = _present_options(values)
     if unknown := [name for name in options if name not in CreateOptions.__optional_keys__ | _OWN]:
         name = unknown[0]
         hint = f" Use {_INSTEAD[name]}." if name in _INSTEAD else nearest(name, CreateOptions.__optional_keys__ | _OWN)
@@ -98,31 +98,31 @@ def chat_request(messages: object, given: Mapping[str, object], *, is_stream: bo
 
 def read_chat_body(body: Mapping[str, Any]) -> ChatRequest:
     """As chat_request(), of a JSON body that CHAT_PARAMETERS has checked; of stream_options it takes what it knows."""
-    given = {name: value for name, value in body.items() if name not in _APART}
+    values = {name: value for name, value in body.items() if name not in _APART}
     if options := body.get("stream_options"):
-        given["stream_options"] = {name: options[name] for name in ("include_usage",) if name in options}
-    if not given.get("tools", True):  # some clients send an empty list
-        del given["tools"]
-    if replaced := [name for name in ("functions", "function_call") if name in given]:
+        values["stream_options"] = {name: options[name] for name in ("include_usage",) if name in options}
+    if not values.get("tools", True):  # some clients send an empty list
+        del values["tools"]
+    if replaced := [name for name in ("functions", "function_call") if name in values]:
         raise InvalidRequest(f"there is no parameter '{replaced[0]}'. Use {_INSTEAD[replaced[0]]}.", param=replaced[0])
-    return chat_request(body["messages"], given, is_stream=body.get("stream", False))
+    return chat_request(body["messages"], values, is_stream=body.get("stream", False))
 
 
 _APART = ("model", "messages", "stream", "stream_options", "parallel_tool_calls")
 
 
-def _given(given: Mapping[str, object]) -> dict[str, object]:
+def _present_options(values: Mapping[str, object]) -> dict[str, object]:
     """What is there, extra_body among it; None, and what the package openai has for it, is not."""
-    found = {name: value for name, value in given.items() if not _is_missing(value)}
-    extra = found.pop("extra_body", {})
+    options = {name: value for name, value in values.items() if not _is_missing(value)}
+    extra = options.pop("extra_body", {})
     if not isinstance(extra, Mapping):
         raise ValueError(f"extra_body is {extra!r}; expected a mapping of options.")
-    if twice := [name for name in extra if name in found]:
+    if twice := [name for name in extra if name in options]:
         raise ValueError(f"'{twice[0]}' is given twice: as a parameter and in extra_body.")
-    found |= {name: value for name, value in extra.items() if not _is_missing(value)}
-    if "chat_template_kwargs" in found:  # vLLM's name
-        found["variables"] = found.pop("chat_template_kwargs")
-    return found
+    options |= {name: value for name, value in extra.items() if not _is_missing(value)}
+    if "chat_template_kwargs" in options:  # vLLM's name
+        options["variables"] = options.pop("chat_template_kwargs")
+    return options
 
 
 def _is_missing(value: object) -> bool:
@@ -131,22 +131,22 @@ def _is_missing(value: object) -> bool:
 
 def own_options(options: Mapping[str, object]) -> PromptOptions:
     """The options of this library that some of OpenAI's stand for. Raises ValueError for values of another form."""
-    found: dict[str, object] = {
+    prompt_options: dict[str, object] = {
         name: options[name] for name in options if name in _OWN and name not in ("max_tokens", "logit_bias")
     }
     for name in ("max_tokens", "max_completion_tokens"):
         if name in options:
-            found["max_tokens"] = options[name]
+            prompt_options["max_tokens"] = options[name]
     if "logit_bias" in options:
-        found["logit_bias"] = token_biases(options["logit_bias"])
+        prompt_options["logit_bias"] = token_biases(options["logit_bias"])
     if "top_logprobs" in options:
-        found["logprobs"] = _top_logprobs(options)
+        prompt_options["logprobs"] = _top_logprobs(options)
     if "reasoning_effort" in options:
-        variables = found.get("variables", {})
+        variables = prompt_options.get("variables", {})
         if not isinstance(variables, Mapping):
             raise ValueError(f"variables is {variables!r}; expected a mapping.")
-        found["variables"] = {**effort_variables(options["reasoning_effort"]), **variables}
-    return cast("PromptOptions", found)
+        prompt_options["variables"] = {**effort_variables(options["reasoning_effort"]), **variables}
+    return cast("PromptOptions", prompt_options)
 
 
 def _top_logprobs(options: Mapping[str, object]) -> int:
@@ -174,8 +174,8 @@ def _flag(name: str, value: object) -> bool:
 
 def _counts_tokens(options: object, *, is_stream: bool) -> bool:
     if not isinstance(options, Mapping) or (odd := [name for name in options if name != "include_usage"]):
-        found = repr(options) if not isinstance(options, Mapping) else f"a mapping with {odd[0]!r}"  # pyright: ignore[reportPossiblyUnboundVariable] # of a mapping
-        raise ValueError(f"stream_options is {found}; expected {{'include_usage': True}}.")
+        actual = repr(options) if not isinstance(options, Mapping) else f"a mapping with {odd[0]!r}"  # pyright: ignore[reportPossiblyUnboundVariable] # of a mapping
+        raise ValueError(f"stream_options is {actual}; expected {{'include_usage': True}}.")
     if options and not is_stream:
         raise ValueError("stream_options goes with stream=True.")
     return _flag("include_usage", options.get("include_usage", False))

@@ -77,8 +77,8 @@ class Body:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """As a JSON schema."""
-        found = {"type": "object", "properties": dict(self.properties), "required": list(self.required)}
-        return {**found, "additionalProperties": False} if self.is_closed else found
+        schema = {"type": "object", "properties": dict(self.properties), "required": list(self.required)}
+        return {**schema, "additionalProperties": False} if self.is_closed else schema
 
     @cached_property
     def validator(self) -> Validator:
@@ -92,30 +92,30 @@ class Body:
     def parse(self, raw: bytes) -> dict[str, Any]:
         """As check(), of a JSON text."""
         try:
-            found = json.loads(raw, parse_constant=_refuse_constant)
+            body = json.loads(raw, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is one, too
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
             raise InvalidRequest(f"the body is no JSON: {reason}.", code="invalid_json") from None
-        if not isinstance(found, dict):
-            raise InvalidRequest(f"the body is {type(found).__name__}; expected a JSON object.", code="invalid_json")
-        return self.check(found)
+        if not isinstance(body, dict):
+            raise InvalidRequest(f"the body is {type(body).__name__}; expected a JSON object.", code="invalid_json")
+        return self.check(body)
 
-    def check(self, found: Mapping[str, JSON]) -> dict[str, Any]:
+    def check(self, body: Mapping[str, JSON]) -> dict[str, Any]:
         """The values that were given. Raises InvalidRequest for a wrong or a missing one."""
-        given = {name: value for name, value in found.items() if value is not None and name in self.properties}
-        if unknown := [name for name in found if name not in self.properties and name not in self.unfollowed]:
+        values = {name: value for name, value in body.items() if value is not None and name in self.properties}
+        if unknown := [name for name in body if name not in self.properties and name not in self.unfollowed]:
             if self.is_closed:
                 hint = nearest(unknown[0], self.properties)
                 message = f"'{self.name}' has no parameter '{unknown[0]:.80}'.{hint}"
                 raise InvalidRequest(message, code="unknown_parameter", param=unknown[0])
             _log.debug("%s has %s, which has no effect here", self.name, ", ".join(map(ascii, unknown)))
-        self._check_values(given)
-        return given
+        self._check_values(values)
+        return values
 
-    def _check_values(self, given: Mapping[str, JSON]) -> None:
+    def _check_values(self, values: Mapping[str, JSON]) -> None:
         from jsonschema.exceptions import best_match
 
-        error = best_match(self.validator.iter_errors(given))
+        error = best_match(self.validator.iter_errors(values))
         if error is None:
             return
         where = ".".join(str(part) for part in error.absolute_path)

@@ -41,10 +41,10 @@ class Shape:
 
 def _plain(value: object, *, exclude_none: bool) -> object:
     if isinstance(value, Shape):
-        found = {field.name: getattr(value, field.name) for field in fields(cast("ChatCompletion", value))}
+        members = {field.name: getattr(value, field.name) for field in fields(cast("ChatCompletion", value))}
         return {
             name: _plain(item, exclude_none=exclude_none)
-            for name, item in found.items()
+            for name, item in members.items()
             if not (exclude_none and item is None)
         }
     if isinstance(value, list):

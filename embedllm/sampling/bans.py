@@ -54,14 +54,14 @@ class BannedTokens:
     def applied(self, logits: Logits) -> Logits:
         """The logits with -inf for what is forbidden; the same ones when nothing is."""
         tokens = self._tokens
-        found = set(self._stop_tokens) if self._early > 0 else set[int]()
+        token_ids = set(self._stop_tokens) if self._early > 0 else set[int]()
         for word in self._words:
             begun = len(word) - 1
             if begun <= len(tokens) - self._reply and tokens[len(tokens) - begun :] == list(word[:-1]):
-                found.add(word[-1])
+                token_ids.add(word[-1])
         if self._ngram and len(tokens) >= self._ngram - 1:
-            found |= self._followers.get(self._last(self._ngram - 1), set())
-        inside = array("q", sorted(token for token in found if token < logits.size))
+            token_ids |= self._followers.get(self._last(self._ngram - 1), set())
+        inside = array("q", sorted(token for token in token_ids if token < logits.size))
         if not inside:
             return logits
         count = len(inside)
@@ -89,13 +89,13 @@ def spelled(sampling: Sampling, encode: Callable[[str], Sequence[int]]) -> Sampl
     """
     if not any(isinstance(word, str) for word in sampling.bad_words):
         return sampling
-    found: dict[tuple[int, ...], None] = {}
+    words: dict[tuple[int, ...], None] = {}
     for word in sampling.bad_words:
         if isinstance(word, str):
-            found |= dict.fromkeys(tuple(encode(text)) for text in (word, " " + word.lstrip()))
+            words |= dict.fromkeys(tuple(encode(text)) for text in (word, " " + word.lstrip()))
         else:
-            found[tuple(word)] = None
-    return replace(sampling, bad_words=tuple(found))
+            words[tuple(word)] = None
+    return replace(sampling, bad_words=tuple(words))
 
 
 def _ids(word: str | Sequence[int]) -> Sequence[int]:

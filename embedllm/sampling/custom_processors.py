@@ -40,9 +40,9 @@ class Processors:
             changed = processor(logits, self._tokens)
             size = getattr(changed, "size", None)
             if size != logits.size:
-                found = type(changed).__name__ if size is None else f"{size} of them"
+                actual = type(changed).__name__ if size is None else f"{size} of them"
                 raise ValueError(
-                    f"a processor of logits gave {found}; expected logits of {logits.size} tokens: return what it was "
+                    f"a processor of logits gave {actual}; expected logits of {logits.size} tokens: return what it was "
                     "given, or what penalized() or masked() of that gives."
                 )
             logits = changed

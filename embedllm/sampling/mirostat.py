@@ -42,13 +42,13 @@ class Mirostat:
         """
         temperature = 0.0 if sampling.is_greedy else temperature_of(logits, sampling)
         if not temperature:
-            kept = listed(logits.top(1), 1.0)
+            shortlist = listed(logits.top(1), 1.0)
         elif sampling.mirostat == 1:
-            kept = listed(logits.top(self._count(logits, temperature)), temperature)
+            shortlist = listed(logits.top(self._count(logits, temperature)), temperature)
         else:
-            kept = self._probable(logits, temperature)
-        token = kept.draw(uniform())
-        share = kept.weights[kept.tokens.index(token)] / kept.total
+            shortlist = self._probable(logits, temperature)
+        token = shortlist.draw(uniform())
+        share = shortlist.weights[shortlist.tokens.index(token)] / shortlist.total
         self._chosen = (token, -math.log2(share))
         return token
 
@@ -63,9 +63,9 @@ class Mirostat:
         for look in (FIRST_LOOK, SECOND_LOOK, logits.size):
             logsumexp = logits.logsumexp(temperature) if look < logits.size else None
             shortlist = listed(logits.top(look), temperature, logsumexp=logsumexp)
-            kept = above_probability(shortlist, 2**-self._limit)
-            if kept is not None:
-                return kept
+            probable = above_probability(shortlist, 2**-self._limit)
+            if probable is not None:
+                return probable
         raise AssertionError("nothing is unlisted when the list has every token")
 
     def _count(self, logits: Logits, temperature: float) -> int:

@@ -114,8 +114,8 @@ class NumpyLogits:
         tokens = _largest(self._row, count, bound=self._bound(count))
         logits = self._row[tokens]
         if tokens.size > count:
-            kept = _largest(logits, count, bound=_order_statistic(logits, count))
-            tokens, logits = tokens[kept], logits[kept]
+            largest = _largest(logits, count, bound=_order_statistic(logits, count))
+            tokens, logits = tokens[largest], logits[largest]
         order = np.argsort(-logits, kind="stable")
         return Candidates(tokens[order].tolist(), logits[order].tolist())
 

@@ -155,9 +155,9 @@ def _plain_number(value: object) -> object:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-def _check_list(name: str, given: object, expected: str) -> None:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} is {reprlib.repr(given)}; expected {expected}")
+def _check_list(name: str, value: object, expected: str) -> None:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} is {reprlib.repr(value)}; expected {expected}")
 
 
 def _check_ranges(options: Mapping[str, object]) -> None:
@@ -172,51 +172,53 @@ def _check_ranges(options: Mapping[str, object]) -> None:
         raise ValueError(f"seed is {seed!r}; expected a whole number or None")
 
 
-def _biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def _biases(value: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """A bias for each token, in the order of ids. Raises ValueError for one that cannot be added."""
     try:
-        found = dict(given)
+        biases = dict(value)
     except (TypeError, ValueError):
-        raise ValueError(f"logit_bias is {reprlib.repr(given)}; expected numbers by token id") from None
-    for token, bias in found.items():
+        raise ValueError(f"logit_bias is {reprlib.repr(value)}; expected numbers by token id") from None
+    for token, bias in biases.items():
         if not is_token_id(token):
             raise ValueError(f"logit_bias has the token {reprlib.repr(token)}; expected token ids, {_IDS}")
         if bias != -math.inf:
             expected = "-100 to 100, or -inf to forbid the token"
             _check(f"logit_bias of token {token}", bias, least=-100, most=100, expected=expected)
-    return tuple(sorted(found.items()))
+    return tuple(sorted(biases.items()))
 
 
-def _words(given: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
+def _words(words: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
     """Texts and sequences of token ids, unchangeable. Raises ValueError for anything else, and for an empty one."""
-    _check_list("bad_words", given, "a list of texts or of sequences of token ids")
-    found = tuple(tuple(word) if isinstance(word, Iterable) and not isinstance(word, str) else word for word in given)
-    for word in found:
+    _check_list("bad_words", words, "a list of texts or of sequences of token ids")
+    bad_words = tuple(
+        tuple(word) if isinstance(word, Iterable) and not isinstance(word, str) else word for word in words
+    )
+    for word in bad_words:
         is_text = isinstance(word, str) and bool(word.strip())
         if not is_text and not (isinstance(word, tuple) and word and all(is_token_id(token) for token in word)):
             raise ValueError(
                 f"bad_words has {reprlib.repr(word)}; expected texts or sequences of token ids, {_IDS}, that are not "
                 "empty"
             )
-    return found
+    return bad_words
 
 
-def _texts(name: str, given: Sequence[str]) -> tuple[str, ...]:
+def _texts(name: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Texts, unchangeable. Raises ValueError for anything else, and for an empty one."""
     expected = "a list of texts that are not empty"
-    _check_list(name, given, expected)
-    if not all(isinstance(text, str) and text for text in given):
-        raise ValueError(f"{name} is {given!r}; expected {expected}")
-    return tuple(given)
+    _check_list(name, texts, expected)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{name} is {texts!r}; expected {expected}")
+    return tuple(texts)
 
 
-def _functions(given: Sequence[F]) -> tuple[F, ...]:
+def _functions(functions: Sequence[F]) -> tuple[F, ...]:
     """Functions, unchangeable. Raises ValueError for anything else."""
     expected = "a list of functions of logits and tokens"
-    _check_list("processors", given, expected)
-    if callable(given) or not all(callable(each) for each in given):
-        raise ValueError(f"processors is {given!r}; expected {expected}")
-    return tuple(given)
+    _check_list("processors", functions, expected)
+    if callable(functions) or not all(callable(each) for each in functions):
+        raise ValueError(f"processors is {functions!r}; expected {expected}")
+    return tuple(functions)
 
 
 def _steps(order: Sequence[str], *, on: Sequence[str]) -> tuple[str, ...]:
@@ -225,17 +227,17 @@ def _steps(order: Sequence[str], *, on: Sequence[str]) -> tuple[str, ...]:
     Raises ValueError for an unknown or repeated step, one of `on` that is not there, and a change of the logits that
     comes after what chooses among tokens.
     """
-    known = ", ".join(ORDER)
-    _check_list("order", order, f"a list of steps: {known}")
-    found = tuple(order)
-    if odd := [step for step in found if step not in ORDER or found.count(step) > 1]:
-        raise ValueError(f"order has {odd[0]!r} where that is no step, or twice; expected each of {known} once")
-    if lacking := [step for step in on if step not in found]:
+    step_names = ", ".join(ORDER)
+    _check_list("order", order, f"a list of steps: {step_names}")
+    steps = tuple(order)
+    if odd := [step for step in steps if step not in ORDER or steps.count(step) > 1]:
+        raise ValueError(f"order has {odd[0]!r} where that is no step, or twice; expected each of {step_names} once")
+    if lacking := [step for step in on if step not in steps]:
         raise ValueError(f"order lacks '{lacking[0]}', which is on; name it, or leave its options out")
-    late = [step for place, step in enumerate(found) if step in CHANGES and set(found[:place]) - set(CHANGES)]
+    late = [step for place, step in enumerate(steps) if step in CHANGES and set(steps[:place]) - set(CHANGES)]
     if late:
         raise ValueError(f"order has '{late[0]}' too late; expected {', '.join(CHANGES)} before all other steps")
-    return found
+    return steps
 
 
 def _check(name: str, value: object, *, least: float, most: float, expected: str) -> None:

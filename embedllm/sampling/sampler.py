@@ -88,12 +88,12 @@ class Sampler:
         self._constraint = constraint
         self._random = Random(sampling.seed)
         self._mirostat = Mirostat(sampling) if sampling.mirostat else None
-        made: dict[str, Callable[[], Change]] = {
+        factories: dict[str, Callable[[], Change]] = {
             "penalties": lambda: Penalties(sampling, prompt_tokens),
             "dry": lambda: Dry(sampling, prompt_tokens, decode=decode),
             "processors": lambda: Processors(sampling.processors, prompt_tokens),
         }
-        self._changes = [made[step]() for step in sampling.order if step in made and IS_ON[step](sampling)]
+        self._changes = [factories[step]() for step in sampling.order if step in factories and IS_ON[step](sampling)]
         if min_tokens or sampling.no_repeat_ngram or sampling.bad_words:
             self._changes.append(BannedTokens(sampling, prompt_tokens, stop_tokens=stop_tokens, min_tokens=min_tokens))
         is_bare = not self._changes and constraint is None and self._mirostat is None

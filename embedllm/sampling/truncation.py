@@ -120,15 +120,15 @@ def typical(shortlist: Shortlist, mass: float, *, mean: float) -> Shortlist | No
     distances = [abs(logit - mean) for logit in logits]
     order = sorted(range(len(logits)), key=distances.__getitem__)
     count = bisect_left(list(accumulate(weights[place] for place in order)), mass * shortlist.total) + 1
-    kept = sorted(order[:count])
+    places = sorted(order[:count])
     if not shortlist.is_whole:
         nearest_unlisted = mean - logits[-1]  # at least so far, when it is above 0
         if count > len(order) or distances[order[count - 1]] > nearest_unlisted:
             return None
-    kept_weights = [weights[place] for place in kept]
+    kept_weights = [weights[place] for place in places]
     return Shortlist(
-        [shortlist.tokens[place] for place in kept],
-        [logits[place] for place in kept],
+        [shortlist.tokens[place] for place in places],
+        [logits[place] for place in places],
         kept_weights,
         sum(kept_weights),
         True,

@@ -148,8 +148,8 @@ class Exchange:
         self._is_over = True
         self.is_started = True
         self.record.status = status
-        found = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in found.items()]
+        all_headers = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in all_headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
         await self._send({"type": "http.response.body", "body": body})
 

@@ -46,12 +46,12 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Of the response."""
-        found = {}
+        headers = {}
         if self.retry_after_s is not None:
-            found["retry-after"] = str(max(1, round(self.retry_after_s)))
+            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
         if not self.is_repeatable:
-            found["x-should-retry"] = "false"  # read by the clients of OpenAI and Anthropic, which else try again
-        return found
+            headers["x-should-retry"] = "false"  # read by the clients of OpenAI and Anthropic, which else try again
+        return headers
 
     def body(self, dialect: Dialect, request_id: str) -> dict[str, JSON]:
         """In the form of a dialect."""

@@ -47,13 +47,15 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                found = MutableHeaders(scope=message)
-                found["x-request-id"] = found["request-id"] = request_id  # OpenAI's and Anthropic's names
-                found["x-content-type-options"] = "nosniff"
+                reply_headers = MutableHeaders(scope=message)
+                reply_headers["x-request-id"] = reply_headers["request-id"] = (
+                    request_id  # OpenAI's and Anthropic's names
+                )
+                reply_headers["x-content-type-options"] = "nosniff"
                 if origin is not None and self._is_listed(origin):
-                    found["access-control-allow-origin"] = origin
-                    found["access-control-expose-headers"] = "x-request-id, retry-after"
-                    found["vary"] = "Origin"
+                    reply_headers["access-control-allow-origin"] = origin
+                    reply_headers["access-control-expose-headers"] = "x-request-id, retry-after"
+                    reply_headers["vary"] = "Origin"
             await send(message)
 
         is_counted = scope["method"] == "POST"
@@ -70,8 +72,8 @@ class Guard:
         finally:
             self._running -= is_counted
             took_s = time.perf_counter() - began_s
-            found = scope.get("endpoint")
-            path = found.endpoint.path if isinstance(found, EndpointApp) else "other"  # never what was sent
+            endpoint = scope.get("endpoint")
+            path = endpoint.endpoint.path if isinstance(endpoint, EndpointApp) else "other"  # never what was sent
             self._metrics.requests.labels(path, str(status)).inc()
             self._metrics.request_s.labels(path).observe(took_s)
             _log.info("%s %s %s %.3f s %s", scope["method"], ascii(scope["path"][:_MOST_LOGGED]), status, took_s,
@@ -113,9 +115,10 @@ class Guard:
 
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]  # all of them: constant time
-        return any(found)
+        client_key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # all of them: constant time
+        matches = [hmac.compare_digest(client_key.encode("latin-1"), key) for key in self._keys]
+        return any(matches)
 
 
 def dialect(path: str) -> Dialect:
@@ -131,14 +134,14 @@ def _name_of(host: str) -> str:
 
 def _preflight(headers: Headers) -> dict[str, str]:
     """What a browser asks before a page may send a request."""
-    found = {
+    reply_headers = {
         "access-control-allow-methods": "GET, POST, DELETE",
         "access-control-allow-headers": headers.get("access-control-request-headers", "content-type, authorization"),
         "access-control-max-age": "600",
     }
     if headers.get("access-control-request-private-network") == "true":
-        found["access-control-allow-private-network"] = "true"
-    return found
+        reply_headers["access-control-allow-private-network"] = "true"
+    return reply_headers
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:

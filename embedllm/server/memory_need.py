@@ -68,8 +68,8 @@ def _first_device(package: Package, options: LoadOptions) -> Device:
 
 def _adapter_bytes(adapters: Mapping[str, str | os.PathLike[str]] | None) -> int:
     """Of their files, which hold float16 mostly; they are float32 in memory."""
-    found = 0
+    adapter_bytes = 0
     for path in map(Path, (adapters or {}).values()):
         files = [path] if path.is_file() else path.glob("*.safetensors")
-        found += 2 * sum(file.stat().st_size for file in files)
-    return found
+        adapter_bytes += 2 * sum(file.stat().st_size for file in files)
+    return adapter_bytes

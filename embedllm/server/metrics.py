@@ -113,15 +113,15 @@ class _Models(Collector):
                 lora.add_metric([name, str(len(model.adapters)), ",".join(now.running_adapters),
                                  ",".join(now.waiting_adapters)], time.time())  # fmt: skip
             if (cache := model.runner.sequences.prefix_cache) is not None:
-                found = cache.statistics
+                statistics = cache.statistics
                 for metric, value in zip(
                     [*prefix, *hits],
                     (
-                        found.held_bytes,
-                        found.capacity_bytes,
-                        found.evicted_bytes,
-                        found.hit_tokens,
-                        found.prompt_tokens,
+                        statistics.held_bytes,
+                        statistics.capacity_bytes,
+                        statistics.evicted_bytes,
+                        statistics.hit_tokens,
+                        statistics.prompt_tokens,
                     ),
                     strict=True,
                 ):

@@ -79,7 +79,7 @@ class ModelNames:
         if (model := self._models.get(base)) is not None:
             if adapter in model.adapters:
                 return model, adapter
-            has = ", ".join(f"'{found}'" for found in model.adapters[:_LISTED]) or "none"
+            has = ", ".join(f"'{adapter_name}'" for adapter_name in model.adapters[:_LISTED]) or "none"
             raise self._unknown(name, f"model '{base}' has no adapter '{adapter[:80]}'; it has: {has}.")
         owners = self._adapters.get(name, [])
         if len(owners) == 1:
@@ -87,7 +87,7 @@ class ModelNames:
         if owners:
             whole = " or ".join(f"'{owner.name}:{name}'" for owner in owners)
             raise self._unknown(name, f"several models have an adapter '{name}'; write {whole}.")
-        listed = ", ".join(f"'{known}'" for known in [*self._models][:_LISTED])
+        listed = ", ".join(f"'{model_name}'" for model_name in [*self._models][:_LISTED])
         raise self._unknown(name, f"there is no model '{name[:80]}'.{nearest(name[:80], self.names)} Models: {listed}.")
 
     @property

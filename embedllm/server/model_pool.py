@@ -213,8 +213,8 @@ class ModelPool:
             return math.inf if need.limit is None else need.limit
         if self._memory is None and not self._is_budget_known:
             self._free, self._is_budget_known = host_budget(), True
-        found = self._free if self._memory is None else self._memory
-        return math.inf if found is None else found
+        capacity = self._free if self._memory is None else self._memory
+        return math.inf if capacity is None else capacity
 
     def _others(self, slot: Slot, place: str) -> list[Slot]:
         """Those that take some of a memory, or are about to give it back."""
@@ -295,21 +295,21 @@ class ModelPool:
         slot.state = "loading"
         self._run(partial(self._need, slot.served), partial(self._measured, slot))
 
-    def _measured(self, slot: Slot, found: asyncio.Future[MemoryNeed]) -> None:
-        if (error := _error_of(found)) is not None:
+    def _measured(self, slot: Slot, future: asyncio.Future[MemoryNeed]) -> None:
+        if (error := _error_of(future)) is not None:
             self._fail(slot, error)
         else:
-            slot.state, slot.need = "asleep", found.result()
+            slot.state, slot.need = "asleep", future.result()
 
     def _begin_load(self, slot: Slot) -> None:
         slot.state, slot.error = "loading", None
         self._run(partial(self._load, slot.served.path, slot.served.options), partial(self._loaded, slot, _now()))
 
-    def _loaded(self, slot: Slot, began: float, found: asyncio.Future[Model]) -> None:
-        if (error := _error_of(found)) is not None:
+    def _loaded(self, slot: Slot, began: float, future: asyncio.Future[Model]) -> None:
+        if (error := _error_of(future)) is not None:
             self._fail(slot, error)
             return
-        slot.state, slot.model, slot.is_unserved, slot.loaded_at = "loaded", found.result(), True, _now()
+        slot.state, slot.model, slot.is_unserved, slot.loaded_at = "loaded", future.result(), True, _now()
         slot.load_s = slot.loaded_at - began
         for waiter in self._of(slot):  # all of them, those behind a request for another model, too: a load less
             if not waiter.ready.done():
@@ -340,9 +340,9 @@ class ModelPool:
         future = asyncio.get_running_loop().run_in_executor(None, work)
         self._working.add(future)
 
-        def finish(found: asyncio.Future[T]) -> None:
-            self._working.discard(found)
-            done(found)
+        def finish(future: asyncio.Future[T]) -> None:
+            self._working.discard(future)
+            done(future)
             self._pump()
 
         future.add_done_callback(finish)

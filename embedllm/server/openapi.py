@@ -35,7 +35,7 @@ def description(rows: Sequence[Endpoint], *, needs_key: bool) -> dict[str, Any]:
     for row in rows:
         path = re.sub(r":\w+}", "}", row.path)
         paths.setdefault(path, {})[row.method.lower()] = _operation(row, path, rows)
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "embedllm serve", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
@@ -46,8 +46,8 @@ def description(rows: Sequence[Endpoint], *, needs_key: bool) -> dict[str, Any]:
         },
     }  # fmt: skip
     if needs_key:
-        found["security"] = [{"bearer": []}, {"key": []}]
-    return found
+        document["security"] = [{"bearer": []}, {"key": []}]
+    return document
 
 
 def _request(body: Body) -> dict[str, Any]:
@@ -70,19 +70,19 @@ def _operation(row: Endpoint, path: str, rows: Sequence[Endpoint]) -> dict[str, 
         answers["200"]["links"] = links  # what can be done with what was made
     for status, words in _ERRORS.items():
         answers[str(status)] = {"description": words, "content": {"application/json": {"schema": OBJECT}}}
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": _name(row),
         "summary": row.summary,
         "tags": [row.tag],
         "responses": answers,
     }
     if names := re.findall(r"{(\w+)}", path):
-        found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                               for name in names]  # fmt: skip
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                                   for name in names]  # fmt: skip
     if row.body is not None:
         schema = {"$ref": f"#/components/schemas/{row.body.name}"}
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return found
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
 
 
 def _name(row: Endpoint) -> str:

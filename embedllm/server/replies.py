@@ -78,8 +78,8 @@ class Replies:
     async def collect(self) -> list[Completion]:
         """The whole replies."""
         chunks: list[list[Chunk]] = [[] for _ in self._requests]
-        async with aclosing(aiter(self)) as found:
-            async for index, chunk in found:
+        async with aclosing(aiter(self)) as stream:
+            async for index, chunk in stream:
                 chunks[index].append(chunk)
         return [collect(each) for each in chunks]
 
@@ -129,7 +129,7 @@ async def begin(
 
 def spelling(model: Model) -> Spelling:
     """The texts of a model's tokens."""
-    found = _spellings.get(model)
-    if found is None:
-        found = _spellings[model] = Spelling(model.tokenizer)
-    return found
+    token_spelling = _spellings.get(model)
+    if token_spelling is None:
+        token_spelling = _spellings[model] = Spelling(model.tokenizer)
+    return token_spelling

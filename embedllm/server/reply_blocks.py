@@ -99,8 +99,8 @@ class BlockReader:
             if not any(delta.id == call.id for delta in chunk.call_deltas):
                 yield from self._grow("text", chunk, call.text)
             return
-        found = next((block for block in self.blocks if block.kind == "call" and block.id == call.id), None)
-        if found is None or not found.pieces:
+        call_block = next((block for block in self.blocks if block.kind == "call" and block.id == call.id), None)
+        if call_block is None or not call_block.pieces:
             written = call.text if call.problem else json.dumps(dict(call.arguments), ensure_ascii=False)
             yield from self._grow("call", chunk, written, id=call.id, name=call.name)
         if self._open is not None and self._open.id == call.id:

@@ -32,9 +32,9 @@ class RequestRecord:
     prompts: Sequence[Prompt] = ()  # with their content: only where traces have it
     replies: Sequence[Completion] = ()
 
-    def add_tokens(self, given: int, cached: int = 0, generated: int | None = None) -> None:
+    def add_tokens(self, prompt_tokens: int, cached: int = 0, generated: int | None = None) -> None:
         """Counts the tokens of an input, and of what was generated for it."""
-        self.input_tokens = (self.input_tokens or 0) + given
+        self.input_tokens = (self.input_tokens or 0) + prompt_tokens
         self.cached_tokens = (self.cached_tokens or 0) + cached
         if generated is not None:
             self.output_tokens = (self.output_tokens or 0) + generated
@@ -45,9 +45,9 @@ class RequestRecord:
         last: the last chunk of each; n: replies to a prompt, which counts once; calling: those that call tools.
         """
         for place, chunk in sorted(last.items()):
-            found = chunk.statistics
+            statistics = chunk.statistics
             is_first = place % n == 0
-            self.add_tokens(found.prompt_tokens * is_first, found.cached_tokens * is_first, found.tokens)
+            self.add_tokens(statistics.prompt_tokens * is_first, statistics.cached_tokens * is_first, statistics.tokens)
         self.finish_reasons = [_reason(chunk, place in calling) for place, chunk in sorted(last.items())]
 
 

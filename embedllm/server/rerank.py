@@ -32,7 +32,7 @@ _BODY = Body(
 
 async def rerank(exchange: Exchange, body: Mapping[str, Any]) -> None:
     query: str = body["query"]
-    documents = [given if isinstance(given, str) else given["text"] for given in body["documents"]]
+    documents = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
     async with exchange.context.pool.use(body.get("model")) as lease:
         truncate: bool = body.get("truncate", False)
         ranked = await lease.model.arerank(query, documents, top=body.get("top_n"), truncate=truncate)

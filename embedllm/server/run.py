@@ -109,18 +109,18 @@ def _signals_end_quietly() -> Iterator[None]:
 
 def _listening(settings: ServerSettings) -> socket.socket:
     """The socket of the address. Raises OSError."""
-    found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    made = socket.socket(family, kind, protocol)
+    addresses = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = addresses[0]
+    listener = socket.socket(family, kind, protocol)
     try:
         if sys.platform != "win32":  # where it would let two programs take the same port
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        made.close()
+        listener.close()
         raise OSError(f"cannot listen at {settings.host}:{settings.port}: {error.strerror}. Choose another --port, or "
                       "stop the program that has it.") from error  # fmt: skip
-    return made
+    return listener
 
 
 class _TimedProtocol(H11Protocol):

@@ -41,18 +41,18 @@ async def tokenize(exchange: Exchange, body: Mapping[str, Any]) -> None:
         raise ApiError(400, f"found {' and '.join(named) or 'no text'}; expected one of prompt, content and messages.")
     async with exchange.context.pool.use(body.get("model")) as lease:
         model = lease.model
-        found = await run_in_thread(lambda cancel: _found(model, body))
-    await exchange.reply_bytes(found, "application/json")
+        reply_body = await run_in_thread(lambda cancel: _encode_tokens(model, body))
+    await exchange.reply_bytes(reply_body, "application/json")
 
 
-def _found(model: Model, body: Mapping[str, Any]) -> bytes:
+def _encode_tokens(model: Model, body: Mapping[str, Any]) -> bytes:
     tokens = _tokens(model, body)
-    found: dict[str, JSON] = {"tokens": [*tokens], "count": len(tokens), "max_model_len": model.context}
+    fields: dict[str, JSON] = {"tokens": [*tokens], "count": len(tokens), "max_model_len": model.context}
     if body.get("with_pieces"):
-        found["tokens"] = [{"id": token, "piece": spelling(model)(token)[0]} for token in tokens]
+        fields["tokens"] = [{"id": token, "piece": spelling(model)(token)[0]} for token in tokens]
     if body.get("return_token_strs"):
-        found["token_strs"] = [spelling(model)(token)[0] for token in tokens]
-    return encode(found)
+        fields["token_strs"] = [spelling(model)(token)[0] for token in tokens]
+    return encode(fields)
 
 
 def _tokens(model: Model, body: Mapping[str, Any]) -> list[int]:

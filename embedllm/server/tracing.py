@@ -112,9 +112,9 @@ class OpenTelemetryTracing:
     @contextmanager
     def tool(self, name: str, call_id: str) -> Iterator[None]:
         """A tool that runs within a request."""
-        found = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "gen_ai.tool.type": "extension",
-                 "gen_ai.tool.call.id": call_id}  # fmt: skip
-        with self._tracer.start_as_current_span(f"execute_tool {name}", attributes=found):
+        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name,
+                      "gen_ai.tool.type": "extension", "gen_ai.tool.call.id": call_id}  # fmt: skip
+        with self._tracer.start_as_current_span(f"execute_tool {name}", attributes=attributes):
             yield
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class _RequestSpan:
         self._before: Any = None  # a token of opentelemetry.context
 
     def begin(self, body: Mapping[str, Any]) -> None:
-        self._start(_asked(body), body.get("model"))
+        self._start(_request_attributes(body), body.get("model"))
         self._before = context.attach(trace.set_span_in_context(self._span or trace.INVALID_SPAN, self._parent))
 
     def end(self, record: RequestRecord) -> None:
@@ -140,7 +140,7 @@ class _RequestSpan:
         span = self._span or self._start({}, None)
         if self._before is not None:
             context.detach(self._before)
-        span.set_attributes(_answered(record))
+        span.set_attributes(_reply_attributes(record))
         if record.error is not None and record.error.status >= 500:  # others are the client's: HTTP's conventions
             span.set_status(trace.StatusCode.ERROR, record.error.message)
         span.end()
@@ -156,32 +156,32 @@ class _RequestSpan:
         return self._span
 
 
-def _asked(body: Mapping[str, Any]) -> dict[str, Any]:
+def _request_attributes(body: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes of a request, whose types were checked."""
-    found = {attribute: body[name] for name, attribute in _SCALARS.items() if name in body}
+    attributes = {attribute: body[name] for name, attribute in _SCALARS.items() if name in body}
     if model := body.get("model"):
-        found["gen_ai.request.model"] = model
+        attributes["gen_ai.request.model"] = model
     if body.get("n", 1) != 1:
-        found["gen_ai.request.choice.count"] = body["n"]
+        attributes["gen_ai.request.choice.count"] = body["n"]
     if body.get("stream"):
-        found["gen_ai.request.stream"] = True
+        attributes["gen_ai.request.stream"] = True
     if stop := body.get("stop", body.get("stop_sequences")):
-        found["gen_ai.request.stop_sequences"] = [stop] if isinstance(stop, str) else stop
+        attributes["gen_ai.request.stop_sequences"] = [stop] if isinstance(stop, str) else stop
     if encoding := body.get("encoding_format"):
-        found["gen_ai.request.encoding_formats"] = [encoding]
+        attributes["gen_ai.request.encoding_formats"] = [encoding]
     reasoning, output = body.get("reasoning") or {}, body.get("output_config") or {}
     level = body.get("reasoning_effort", reasoning.get("effort", output.get("effort")))
     if isinstance(level, str):
-        found["gen_ai.request.reasoning.level"] = level
+        attributes["gen_ai.request.reasoning.level"] = level
     form = body.get("response_format") or (body.get("text") or {}).get("format") or output.get("format") or {}
     if isinstance(form, Mapping) and isinstance(kind := form.get("type"), str):
-        found["gen_ai.output.type"] = "json" if kind.startswith("json") else "text"
-    return found
+        attributes["gen_ai.output.type"] = "json" if kind.startswith("json") else "text"
+    return attributes
 
 
-def _answered(record: RequestRecord) -> dict[str, Any]:
+def _reply_attributes(record: RequestRecord) -> dict[str, Any]:
     """Attributes of what a request came to."""
-    found = {
+    attributes = {
         "http.response.status_code": record.status or None,
         "gen_ai.response.id": record.response_id,
         "gen_ai.response.model": record.model,
@@ -193,15 +193,15 @@ def _answered(record: RequestRecord) -> dict[str, Any]:
         "embedllm.time_in_queue": record.queued_s,
     }
     if record.error is not None:
-        found["error.type"] = record.error.code or str(record.error.status)
+        attributes["error.type"] = record.error.code or str(record.error.status)
     elif record.is_gone:
-        found["error.type"] = "client_disconnected"
+        attributes["error.type"] = "client_disconnected"
     if record.prompts:
-        found["gen_ai.input.messages"] = _json(_input(record.prompts))
+        attributes["gen_ai.input.messages"] = _json(_input(record.prompts))
     if record.replies:
         pairs = zip(record.replies, record.finish_reasons, strict=False)
-        found["gen_ai.output.messages"] = _json([_output(reply, reason) for reply, reason in pairs])
-    return {name: value for name, value in found.items() if value is not None}
+        attributes["gen_ai.output.messages"] = _json([_output(reply, reason) for reply, reason in pairs])
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _json(value: object) -> str:
@@ -209,13 +209,13 @@ def _json(value: object) -> str:
 
 
 def _input(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            found.append({"role": "user", "parts": [{"type": "text", "content": prompt}]})
+            messages.append({"role": "user", "parts": [{"type": "text", "content": prompt}]})
         else:
-            found += [_message(one) for one in prompt if isinstance(one, Mapping)]  # token ids are no text
-    return found
+            messages += [_message(one) for one in prompt if isinstance(one, Mapping)]  # token ids are no text
+    return messages
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class ChatTemplate:
             _without_text_as_none(chat)
         final_text = _mark_end(chat[-1]) if continue_final_message else None
         template = self._template(with_tools=tools is not None)
-        given: dict[str, JSON] = {
+        context: dict[str, JSON] = {
             **self.tokens,
             **_variables(variables or {}),
             "messages": list(chat),
@@ -126,7 +126,7 @@ class ChatTemplate:
             "documents": None if documents is None else _documents(documents),
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        prompt = RenderedPrompt(template.render(given)) if marks is None else marks.render(template.render, given)
+        prompt = RenderedPrompt(template.render(context)) if marks is None else marks.render(template.render, context)
         if final_text is None:
             return prompt
         text = _up_to_mark(prompt.text, final_text)
@@ -157,9 +157,9 @@ class ChatTemplate:
 
         name = "tool_use" if with_tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
-            known = ", ".join(repr(known) for known in sorted(self.templates))
+            names = ", ".join(repr(name) for name in sorted(self.templates))
             raise TemplateError(
-                f"there is no chat template named 'default', only {known}. Pass one of them by its text."
+                f"there is no chat template named 'default', only {names}. Pass one of them by its text."
             )
         if name not in self._compiled:
             self._compiled[name] = SandboxedTemplate(self.templates[name], clock=self._clock)
@@ -239,8 +239,8 @@ def _up_to_mark(prompt: str, final_text: str) -> str:
             "continue_final_message: the chat template does not write the last message as it is, so that there is no "
             f"place to go on from. The message: {final_text!r}"
         )
-    kept = prompt[:end]
-    return kept if prompt.startswith(_MARK, end) else kept.rstrip()
+    head = prompt[:end]
+    return head if prompt.startswith(_MARK, end) else head.rstrip()
 
 
 def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, JSON]]:
@@ -270,9 +270,9 @@ def _documents(documents: Sequence[Mapping[str, JSON]]) -> list[JSON]:
 
 
 def _variables(variables: Mapping[str, JSON]) -> dict[str, JSON]:
-    taken = [name for name in _RESERVED if name in variables]
-    if taken:
-        raise ValueError(f"variables cannot set {taken[0]!r}; pass it as an argument.")
+    names = [name for name in _RESERVED if name in variables]
+    if names:
+        raise ValueError(f"variables cannot set {names[0]!r}; pass it as an argument.")
     return _plain_mapping(variables, "variables")
 
 

@@ -71,15 +71,15 @@ class ContentMarks:
         if not groups:
             return RenderedPrompt(text)
         search = _Search(text, partial(self._masked, render, variables))
-        kept = search.maskable(sorted(groups))
-        found = search.literal(kept)
-        if found is None:
-            kept, found = set(), frozenset()
-        for is_assistant, special in sorted(groups - kept):
+        masked_groups = search.maskable(sorted(groups))
+        places = search.literal(masked_groups)
+        if places is None:
+            masked_groups, places = set(), frozenset()
+        for is_assistant, special in sorted(groups - masked_groups):
             is_read = search.is_read((is_assistant, special))
             if special and not (is_read and is_assistant) and search.adds((is_assistant, special)):
-                found |= {match.start() for match in re.finditer(re.escape(special), text)}
-        return RenderedPrompt(text, found)
+                places |= {match.start() for match in re.finditer(re.escape(special), text)}
+        return RenderedPrompt(text, places)
 
     def _masked(self, render: Render, variables: Mapping[str, JSON], groups: Collection[_Group]) -> str | None:
         """The prompt with the groups masked, None where the template fails on it."""
@@ -156,7 +156,7 @@ class _Search:
         self._text = text
         self._masked = masked
         self._left = _MOST_RENDERINGS
-        self._read: set[_Group] = set()
+        self._template_groups: set[_Group] = set()
 
     def maskable(self, groups: Sequence[_Group]) -> set[_Group]:
         """By halves: mostly all of them are, or all but one or two that the template reads."""
@@ -166,7 +166,7 @@ class _Search:
         if self.literal(groups) is not None:
             return set(groups)
         if len(groups) == 1:
-            self._read.add(groups[0])
+            self._template_groups.add(groups[0])
             return set()
         middle = len(groups) // 2
         return self.maskable(groups[:middle]) | self.maskable(groups[middle:])
@@ -177,21 +177,21 @@ class _Search:
 
     def is_read(self, group: _Group) -> bool:
         """Whether it is known that the template looks for it."""
-        return group in self._read
+        return group in self._template_groups
 
     def adds(self, group: _Group) -> bool:
         """Whether the prompt may have this special token's text out of the content, as far as its number tells."""
-        alone = self._masked({group}) if group in self._read else None
+        alone = self._masked({group}) if group in self._template_groups else None
         return alone is None or self._text.count(group[1]) > alone.count(group[1])
 
 
 def _differences(text: str, masked: str | None) -> frozenset[int] | None:
     """Where the masks stand in a prompt; None where it differs in more than these."""
-    for found in () if masked is None else (masked, masked.replace(_ESCAPED, _MASK)):
-        if len(found) != len(text):
+    for candidate in () if masked is None else (masked, masked.replace(_ESCAPED, _MASK)):
+        if len(candidate) != len(text):
             continue
-        places = [match.start() for match in re.finditer(_MASK, found)]
-        letters = list(found)
+        places = [match.start() for match in re.finditer(_MASK, candidate)]
+        letters = list(candidate)
         for place in places:
             letters[place] = text[place]
         if "".join(letters) == text:

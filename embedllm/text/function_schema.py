@@ -112,11 +112,11 @@ def _arguments(lines: Sequence[str]) -> dict[str, str]:
     parts: dict[str, list[str]] = {}
     indent = name = ""
     for line in lines:
-        found = _ARGUMENT.fullmatch(line)
+        match = _ARGUMENT.fullmatch(line)
         deeper = bool(name) and line.startswith((indent + " ", indent + "\t"))
-        if found and not deeper:
-            indent, name = found[1], found[2]
-            parts[name] = [found[3].strip()]
+        if match and not deeper:
+            indent, name = match[1], match[2]
+            parts[name] = [match[3].strip()]
         elif name:
             parts[name].append(line.strip())
     return {name: " ".join(part for part in texts if part) for name, texts in parts.items()}

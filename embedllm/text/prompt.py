@@ -107,9 +107,9 @@ def _part_text(part: object, place: int) -> str:
     if part == {"type": "image"}:
         return ""
     if not isinstance(text, str):
-        found = repr(kind) if isinstance(part, Mapping) else f"a {type(part).__name__}"
+        type_name = repr(kind) if isinstance(part, Mapping) else f"a {type(part).__name__}"
         raise ValueError(
-            f"messages[{place}] has a part of the type {found}; expected {{'type': 'text', 'text': ...}}, or "
+            f"messages[{place}] has a part of the type {type_name}; expected {{'type': 'text', 'text': ...}}, or "
             "'image_url' for an image; there is no other."
         )
     return text

@@ -37,8 +37,8 @@ class TextStream:
         self._dropped = frozenset() if special else tokenizer.special_tokens - kept
         self._special = special or bool(kept)
         self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
-        self._given = 0  # characters of the window's text that were given out
-        self._is_whole = False  # all of them were, and some; then `_given` is not kept
+        self._emitted_chars = 0  # characters of the window's text that were given out
+        self._is_whole = False  # all of them were, and some; then `_emitted_chars` is not kept
         self._begin(before)
 
     def _begin(self, before: Sequence[int]) -> None:
@@ -53,7 +53,7 @@ class TextStream:
             if len(self._window) >= _WINDOW:
                 break
         if self._window:
-            self._given = len(self._decode().rstrip(REPLACEMENT))
+            self._emitted_chars = len(self._decode().rstrip(REPLACEMENT))
 
     def push(self, token: int) -> str:
         """Take one token; the text that is certain now, often empty."""
@@ -64,26 +64,26 @@ class TextStream:
         if spelling is None or token in self._dropped:
             return ""  # it leaves no trace in decode() either: the text around it joins
         if self._is_whole:
-            self._given, self._is_whole = len(self._decode()), False
+            self._emitted_chars, self._is_whole = len(self._decode()), False
         self._window.append(token)
         if is_byte_token(spelling):
             return ""
         text = self._decode()
         # A last replacement character may be the start of a character; what comes before it is certain.
         certain = len(text) - text.endswith(REPLACEMENT)
-        piece = text[self._given : certain]
-        self._given = certain
+        piece = text[self._emitted_chars : certain]
+        self._emitted_chars = certain
         self._is_whole = 0 < certain == len(text)
         if len(self._window) > _WINDOW:
             self._window = self._window[-_CONTEXT:]
-            self._given = len(self._decode()) - (len(text) - certain)
+            self._emitted_chars = len(self._decode()) - (len(text) - certain)
         return piece
 
     def flush(self) -> str:
         """The rest of the text; the next token begins another one."""
-        rest = "" if self._is_whole else self._decode()[self._given :]
+        rest = "" if self._is_whole else self._decode()[self._emitted_chars :]
         self._window = []
-        self._given, self._is_whole = 0, False
+        self._emitted_chars, self._is_whole = 0, False
         return rest
 
     def _decode(self) -> str:
@@ -109,7 +109,7 @@ class StopStrings:
         for string in strings:
             check_text(string, "a stop string")
         self._strings = tuple(strings)
-        self._held = ""
+        self._buffer = ""
         self.matched: str | None = None  # the stop string that was found
 
     def push(self, piece: str) -> str:
@@ -118,31 +118,31 @@ class StopStrings:
             return piece
         if self.matched is not None:
             return ""
-        text = self._held + piece
+        text = self._buffer + piece
         start = self._open_start(text)
-        found = self._first(text)
-        if found is not None and found[0] <= start:
-            start, self.matched = found
-            self._held = ""
+        match = self._first(text)
+        if match is not None and match[0] <= start:
+            start, self.matched = match
+            self._buffer = ""
         else:
-            self._held = text[start:]
+            self._buffer = text[start:]
         return text[:start]
 
     def flush(self) -> str:
         """The text is at its end: what was held back, as far as a match."""
-        text, self._held = self._held, ""
-        found = self._first(text)
-        if found is None:
+        text, self._buffer = self._buffer, ""
+        match = self._first(text)
+        if match is None:
             return text
-        self.matched = found[1]
-        return text[: found[0]]
+        self.matched = match[1]
+        return text[: match[0]]
 
     def _first(self, text: str) -> tuple[int, str] | None:
         """Where the first match begins, and which string it is."""
-        found = min(
+        match = min(
             ((text.find(string), len(string), string) for string in self._strings if string in text), default=None
         )
-        return None if found is None else (found[0], found[2])
+        return None if match is None else (match[0], match[2])
 
     def _open_start(self, text: str) -> int:
         """Where the longest end of the text begins that is the beginning of a stop string; its length if none is."""

@@ -25,12 +25,12 @@ def token_bytes(vocabulary: Mapping[str, int], added: Mapping[int, str], decoder
     Raises PackageError for a decoder whose bytes are not known.
     """
     to_bytes = _spelling(decoder)
-    found = [b""] * (1 + max([*vocabulary.values(), *added], default=-1))
+    table = [b""] * (1 + max([*vocabulary.values(), *added], default=-1))
     for piece, token in vocabulary.items():
-        found[token] = to_bytes(piece)
+        table[token] = to_bytes(piece)
     for token, text in added.items():
-        found[token] = text.encode()
-    return found
+        table[token] = text.encode()
+    return table
 
 
 def is_byte_token(spelling: str) -> bool:

@@ -137,8 +137,8 @@ class Tokenizer:
         """The tokens with this id and higher ones, and their texts, in the order of their ids."""
         if self.size <= first:
             return {}
-        known = {**self._engine.get_vocab(with_added_tokens=True), **self.added_tokens}
-        return dict(sorted((token, text) for text, token in known.items() if token >= first))
+        vocabulary = {**self._engine.get_vocab(with_added_tokens=True), **self.added_tokens}
+        return dict(sorted((token, text) for text, token in vocabulary.items() if token >= first))
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token by its id, for grammars; see embedllm/text/token_bytes.py."""
@@ -165,15 +165,15 @@ class _LiteralEngine:
         self._engine.add_tokens(tokens)
         self._token = {self._engine.token_to_id(alias): token for token, alias in self._alias.items()}
 
-    def encode(self, text: str, found: Iterable[tuple[int, tuple[int, int]]]) -> list[int]:
-        """The tokens of a text. found: tokens and where they stand; of these the special ones are special."""
+    def encode(self, text: str, occurrences: Iterable[tuple[int, tuple[int, int]]]) -> list[int]:
+        """The tokens of a text. occurrences: tokens and where they stand; of these the special ones are special."""
         parts: list[str] = []
-        given = 0
-        for token, (start, stop) in found:
+        offset = 0
+        for token, (start, stop) in occurrences:
             if token in self._alias and text[start:stop].strip() == self._spelling[token].strip():
-                parts += (text[given:start], self._alias[token])
-                given = stop
-        parts.append(text[given:])
+                parts += (text[offset:start], self._alias[token])
+                offset = stop
+        parts.append(text[offset:])
         tokens = _encode(self._engine, "".join(parts)).ids
         return [self._token.get(token, token) for token in tokens]
 
@@ -204,17 +204,17 @@ def _shares(counts: Sequence[int], room: int) -> list[int]:
     if sum(counts) <= room or len(counts) == 1:
         return [min(count, room) for count in counts]
     half, (first, second) = room // 2, counts
-    kept = min(first, max(half, room - second))
-    return [kept, min(second, room - kept)]
+    first_share = min(first, max(half, room - second))
+    return [first_share, min(second, room - first_share)]
 
 
 def _no_tokenizer(folder: Path) -> str:
     """What to say of a folder without tokenizer.json."""
-    found = [name for name in _OLDER_FORMATS if (folder / name).is_file()]
-    if not found:
+    names = [name for name in _OLDER_FORMATS if (folder / name).is_file()]
+    if not names:
         return f"'{folder}' has no tokenizer.json. Copy it from the model that the folder was made of."
     return (
-        f"'{folder}' has no tokenizer.json, only {' and '.join(repr(name) for name in found)}, an older format that is "
+        f"'{folder}' has no tokenizer.json, only {' and '.join(repr(name) for name in names)}, an older format that is "
         "not read here. Convert it once where transformers is installed: "
         "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
     )
@@ -225,15 +225,15 @@ def _add_tokens(engine: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     from tokenizers import AddedToken as EngineToken
 
     present = {entry.content: _flags(entry) for entry in engine.get_added_tokens_decoder().values()}
-    wanted = {token.content: token for token in config.added}
-    wanted |= {token.content: token for token in config.legacy if token.content not in present}
+    tokens = {token.content: token for token in config.added}
+    tokens |= {token.content: token for token in config.legacy if token.content not in present}
     for token in config.named.values():
-        known = wanted.get(token.content) or present.get(token.content)
-        wanted[token.content] = dataclasses.replace(known, special=True) if known else token
+        same_text = tokens.get(token.content) or present.get(token.content)
+        tokens[token.content] = dataclasses.replace(same_text, special=True) if same_text else token
     for token in config.extra:
         if token.content not in present:
-            wanted.setdefault(token.content, token)
-    missing = [token for token in wanted.values() if token != present.get(token.content)]
+            tokens.setdefault(token.content, token)
+    missing = [token for token in tokens.values() if token != present.get(token.content)]
     if missing:
         engine.add_tokens([EngineToken(**dataclasses.asdict(token)) for token in missing])
 

@@ -18,9 +18,9 @@ def difference(package: Package, tokenizer: ModelCodec, other: Package, others: 
 
     tokenizer, others: the two packages' own.
     """
-    size, found = package.architecture.vocabulary, other.architecture.vocabulary
-    if size != found:
-        return f"{found} tokens instead of {size}"
+    size, other_size = package.architecture.vocabulary, other.architecture.vocabulary
+    if size != other_size:
+        return f"{other_size} tokens instead of {size}"
     odd = None if _is_one_file(package, other) else _first_other(tokenizer, others, size)
     return "" if odd is None else f"another token {odd}"
 

@@ -37,17 +37,17 @@ def read_windows(path: Path, tokenizer: TextCodec, *, size: int, limit: int) -> 
     pieces: list[tuple[int, ...]] = []
     left_out = longest = 0
     for document in _documents(path, tokenizer):
-        held = read = 0
+        remainder = length = 0
         for piece in _cut(document, size - len(start)):
-            read += len(piece)
-            held = len(piece)
-            if held == size - len(start):
+            length += len(piece)
+            remainder = len(piece)
+            if remainder == size - len(start):
                 pieces.append((*start, *piece))
-                held = 0
+                remainder = 0
             if limit and len(pieces) * size >= limit:
                 return Windows(pieces=tuple(pieces), size=size, left_out=left_out)
-        left_out += held
-        longest = max(longest, read)
+        left_out += remainder
+        longest = max(longest, length)
     if not longest:
         raise ValueError(f"'{path}' holds no text; expected plain UTF-8, or in a .jsonl a line each: {_DOCUMENT}.")
     if not pieces:
@@ -66,14 +66,14 @@ def begins_with(tokenizer: TextCodec) -> tuple[int, ...]:
 
 def _cut(document: Iterable[list[int]], size: int) -> Iterator[list[int]]:
     """The tokens of a document in pieces of a given size; the last one may be shorter."""
-    held: list[int] = []
+    buffer: list[int] = []
     for tokens in document:
-        held += tokens
-        whole = len(held) // size * size
-        yield from (held[at : at + size] for at in range(0, whole, size))
-        held = held[whole:]
-    if held:
-        yield held
+        buffer += tokens
+        whole = len(buffer) // size * size
+        yield from (buffer[at : at + size] for at in range(0, whole, size))
+        buffer = buffer[whole:]
+    if buffer:
+        yield buffer
 
 
 def _documents(path: Path, tokenizer: TextCodec) -> Iterator[Iterable[list[int]]]:
@@ -81,8 +81,8 @@ def _documents(path: Path, tokenizer: TextCodec) -> Iterator[Iterable[list[int]]
     if path.suffix.lower() != ".jsonl":
         yield (tokenizer.encode(block, special=False) for block in _blocks(path))
         return
-    for number, found in read_objects(path, _DOCUMENT):
-        text = found.get("text")
+    for number, record in read_objects(path, _DOCUMENT):
+        text = record.get("text")
         if not isinstance(text, str):
             raise fault(path, number, f'has {"no" if text is None else "a wrong"} "text"', _DOCUMENT)
         yield [tokenizer.encode(text, special=False)]

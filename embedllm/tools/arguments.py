@@ -76,17 +76,17 @@ def _lenient(base: type[Validator]) -> Callable[..., Validator]:
     def of_known_types(rule: Callable[..., Any]) -> Callable[..., Any]:
         def check(validator: Validator, types: object, value: JSON, schema: JSON) -> Iterable[ValidationError]:
             names = types if isinstance(types, list) else [types]
-            known = [name for name in names if name in _TYPES]
-            return rule(validator, known, value, schema) or () if known else ()
+            known_types = [name for name in names if name in _TYPES]
+            return rule(validator, known_types, value, schema) or () if known_types else ()
 
         return check
 
     def with_paths(rule: Callable[..., Any]) -> Callable[..., Any]:
         def check(validator: Validator, properties: object, value: JSON, schema: JSON) -> Iterable[ValidationError]:
             # jsonschema 4.26 gives the error of a schema that is "false" no path
-            given = cast("Mapping[str, JSON]", properties)
-            known = {name: _NOTHING if each is False else each for name, each in given.items()}
-            return rule(validator, known, value, schema) or ()
+            members = cast("Mapping[str, JSON]", properties)
+            subschemas = {name: _NOTHING if each is False else each for name, each in members.items()}
+            return rule(validator, subschemas, value, schema) or ()
 
         return check
 

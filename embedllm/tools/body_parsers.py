@@ -62,12 +62,12 @@ def read_named(_: ToolFormat, shape: CallShape, body: str, __: Parameters) -> li
     head = shape.head.match(body)
     if head is None:
         raise ValueError(f"expected it to be like {shape.text!r}")
-    found = head.groupdict()
+    groups = head.groupdict()
     tail = shape.text.partition("$arguments")[2].strip().removesuffix(shape.closing).strip()
     rest = body[head.end() :].strip().removesuffix(tail)
     fenced = _FENCED.fullmatch(rest.strip())
     arguments = read_arguments(fenced[1] if fenced else rest)
-    return [ToolCall(id=found.get("id") or "", name=_named(found.get("name") or ""), arguments=arguments)]
+    return [ToolCall(id=groups.get("id") or "", name=_named(groups.get("name") or ""), arguments=arguments)]
 
 
 def read_python(_: ToolFormat, __: CallShape, body: str, parameters: Parameters) -> list[ToolCall]:
@@ -91,24 +91,24 @@ def read_python(_: ToolFormat, __: CallShape, body: str, parameters: Parameters)
 
 
 def _python_arguments(text: str, at: int) -> tuple[dict[str, JSON], int]:
-    found: list[tuple[str, JSON]] = []
+    arguments: list[tuple[str, JSON]] = []
     while not (closing := re.compile(r"\s*\)").match(text, at)):
         keyword = _KEYWORD.match(text, at)
         if keyword is None:
             raise ValueError(f"expected name(argument=value), found {text[at:][:80]!r}")
         end = _python_end(text, keyword.end())
-        found.append((keyword[1], _python_argument(keyword[1], text[keyword.end() : end])))
+        arguments.append((keyword[1], _python_argument(keyword[1], text[keyword.end() : end])))
         at = end + (text[end : end + 1] == ",")
-    return unique(found), closing.end()
+    return unique(arguments), closing.end()
 
 
 def _python_end(text: str, at: int) -> int:
     """Where the value ends that begins at a place: the comma behind it, or the parenthesis."""
     depth = 0
-    for found in _PYTHON_STRING.finditer(text, at):
-        mark = found[0]
+    for match in _PYTHON_STRING.finditer(text, at):
+        mark = match[0]
         if depth == 0 and mark in (",", ")"):
-            return found.start()
+            return match.start()
         depth += (mark in "[({") - (mark in "])}") if len(mark) == 1 else 0
     raise ValueError("it is no call as in Python: a parenthesis is not closed")
 
@@ -122,7 +122,7 @@ def _python_argument(name: str, text: str) -> JSON:
     except ValueError as error:
         if "is there twice" in str(error):
             raise
-    one_line = _PYTHON_STRING.sub(lambda found: found[0].replace("\r", "\\r").replace("\n", "\\n"), text.strip())
+    one_line = _PYTHON_STRING.sub(lambda match: match[0].replace("\r", "\\r").replace("\n", "\\n"), text.strip())
     try:
         return python_value(ast.parse(one_line, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -148,7 +148,7 @@ def _keyed_calls(value: JSON) -> list[ToolCall]:
         raise ValueError(f"a call is an object with its name as the key, found {json.dumps(value)[:80]}")
     if "name" in value and isinstance(value["name"], str):
         return [_json_call(value)]
-    return [ToolCall(id="", name=_named(name), arguments=_arguments(given)) for name, given in value.items()]
+    return [ToolCall(id="", name=_named(name), arguments=_arguments(arguments)) for name, arguments in value.items()]
 
 
 def _json_call(value: JSON) -> ToolCall:
@@ -160,12 +160,12 @@ def _json_call(value: JSON) -> ToolCall:
     if isinstance(inner.get("function"), str):
         inner = {"name": inner["function"], **{key: item for key, item in inner.items() if key != "function"}}
     name = next((inner[key] for key in _NAMES if key in inner), None)
-    given = [key for key in _ARGUMENTS if key in inner]
+    keys = [key for key in _ARGUMENTS if key in inner]
     if not isinstance(name, str):
         raise ValueError(f'the call has no "name", only {", ".join(map(repr, inner)) or "nothing"}')
-    if len(given) > 1:
+    if len(keys) > 1:
         raise ValueError('the call has both "arguments" and "parameters"')
-    arguments = _arguments(inner[given[0]]) if given else {}
+    arguments = _arguments(inner[keys[0]]) if keys else {}
     return ToolCall(id=call_id if isinstance(call_id, str) else "", name=_named(name), arguments=arguments)
 
 

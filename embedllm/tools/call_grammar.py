@@ -74,9 +74,9 @@ class CallGrammar:
             elif hole:
                 pieces.append(self._arguments(hole, parameters))
             else:
-                said = _after(text, prompt) if place == 0 and not self._format.section[0].strip() else text
+                literal_text = _after(text, prompt) if place == 0 and not self._format.section[0].strip() else text
                 is_last = place == len(cut) - 1 and not self._format.section[1].strip()
-                pieces.append(self._ending(said) if is_last else self.literal(said))
+                pieces.append(self._ending(literal_text) if is_last else self.literal(literal_text))
         return self._values.rule(" ".join(filter(None, pieces)))
 
     def _arguments(self, notation: str, parameters: Mapping[str, JSON]) -> str:
@@ -114,9 +114,9 @@ def _marks_at(text: str, at: int) -> Sequence[str]:
     """The marks that begin at a place."""
     if text[at] not in "<[]\uff5c":
         return ()
-    found = [mark for mark in mark_texts(text[at:])[:1] if text.startswith(mark, at)]
+    marks = [mark for mark in mark_texts(text[at:])[:1] if text.startswith(mark, at)]
     inner = _INNER_MARK.match(text, at)
-    return (*found, *([inner[0]] if inner else ()))
+    return (*marks, *([inner[0]] if inner else ()))
 
 
 def _after(text: str, prompt: str) -> str:
@@ -132,12 +132,12 @@ def closed(schema: JSON) -> JSON:
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found: dict[str, Any] = {}
+    closed_schema: dict[str, Any] = {}
     for key, value in schema.items():
         if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
-            found[key] = {name: closed(part) for name, part in value.items()}
+            closed_schema[key] = {name: closed(part) for name, part in value.items()}
         elif key in ("items", "anyOf", "oneOf", "prefixItems", "additionalProperties"):
-            found[key] = closed(value)
+            closed_schema[key] = closed(value)
         elif value is not None:
-            found[key] = value
-    return {"additionalProperties": False, **found} if "properties" in found else found
+            closed_schema[key] = value
+    return {"additionalProperties": False, **closed_schema} if "properties" in closed_schema else closed_schema

@@ -102,7 +102,7 @@ def _entry(call: ToolCall) -> JSON:
 
 def tool_parameters(tools: Sequence[Mapping[str, JSON]]) -> Parameters:
     """The schema of each tool's arguments, from the tools' own schemas. Raises ValueError for one without a name."""
-    found: dict[str, Mapping[str, JSON]] = {}
+    schemas: dict[str, Mapping[str, JSON]] = {}
     for place, tool in enumerate(tools):
         inner = tool.get("function", tool)
         name = inner.get("name") if isinstance(inner, Mapping) else None
@@ -110,11 +110,11 @@ def tool_parameters(tools: Sequence[Mapping[str, JSON]]) -> Parameters:
             raise ValueError(
                 f'tools[{place}] has no name; expected {{"type": "function", "function": {{"name": ...}}}}.'
             )
-        if name in found:
+        if name in schemas:
             raise ValueError(f"tools[{place}] is named '{name}', as another one is.")
         parameters = inner.get("parameters")
-        found[name] = parameters if isinstance(parameters, Mapping) else {}
-    return found
+        schemas[name] = parameters if isinstance(parameters, Mapping) else {}
+    return schemas
 
 
 def for_template(
@@ -136,11 +136,11 @@ def for_template(
         if not isinstance(calls, list) or not calls:
             shown.append(message)
             continue
-        given = [_with_arguments(call, arguments_as_text) for call in calls]
+        template_calls = [_with_arguments(call, arguments_as_text) for call in calls]
         if not one_call:
-            shown.append({**message, "tool_calls": given})
+            shown.append({**message, "tool_calls": template_calls})
             continue
-        for place, call in enumerate(given):
+        for place, call in enumerate(template_calls):
             first = _thought(message) if place == 0 else {"role": "assistant", "content": ""}
             answers = [result for result in results if _answers(result, call)]
             shown += [{**first, "tool_calls": [call]}, *answers]
@@ -149,10 +149,10 @@ def for_template(
 
 
 def _thought(message: Mapping[str, JSON]) -> dict[str, JSON]:
-    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    fields = {name: value for name, value in message.items() if name != "tool_calls"}
     if message.get("content") and message.get("reasoning_content"):
-        kept |= {"content": "", "reasoning_content": f"{message['reasoning_content']}\n{message['content']}"}
-    return kept
+        fields |= {"content": "", "reasoning_content": f"{message['reasoning_content']}\n{message['content']}"}
+    return fields
 
 
 def _answers(result: Mapping[str, JSON], call: JSON) -> bool:

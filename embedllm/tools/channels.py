@@ -32,74 +32,74 @@ class ChannelReader:
         self._format = written
         self._parameters = parameters
         self._shape = _body_shape(written)
-        self._held = ""
+        self._buffer = ""
         self._recipient: str | None = None
         self._is_reasoning = False
         self._is_inside = False  # of a message, otherwise of what stands before it
-        self._said: set[bool] = set()  # the kinds that had a message: whether it was reasoning
+        self._message_kinds: set[bool] = set()  # the kinds that had a message: whether it was reasoning
         self._count = 0  # of calls so far
         self._stream: ArgumentStream | None = None
 
     def push(self, piece: str, finish_reason: str | None = None) -> Parts:
         """Takes the next piece."""
-        self._held += piece
-        said = Parts()
+        self._buffer += piece
+        parts = Parts()
         while (moved := self._step(finish_reason)) is not None:
-            said = Parts(
-                said.text + moved.text,
-                said.reasoning + moved.reasoning,
-                said.tool_calls + moved.tool_calls,
-                said.call_deltas + moved.call_deltas,
+            parts = Parts(
+                parts.text + moved.text,
+                parts.reasoning + moved.reasoning,
+                parts.tool_calls + moved.tool_calls,
+                parts.call_deltas + moved.call_deltas,
             )
-        return said
+        return parts
 
     def _step(self, finish_reason: str | None) -> Parts | None:
         if self._is_inside:
             return self._message(finish_reason)
-        header, mark, rest = self._held.partition(_MESSAGE)
+        header, mark, rest = self._buffer.partition(_MESSAGE)
         if not mark:
-            if finish_reason is None or not self._held:
+            if finish_reason is None or not self._buffer:
                 return None
-            self._held = ""
+            self._buffer = ""
             return Parts() if "<|" in header else Parts(header)  # a model that left the format
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        self._held, self._is_inside = rest, True
-        said_to = recipient[1] if recipient else "user"
-        self._recipient = None if said_to in _PEOPLE else said_to.removeprefix("functions.")
-        self._is_reasoning = (channel is not None and channel[1] == "analysis") or said_to == "self"
-        is_further = self._recipient is None and self._is_reasoning in self._said
+        self._buffer, self._is_inside = rest, True
+        recipient_name = recipient[1] if recipient else "user"
+        self._recipient = None if recipient_name in _PEOPLE else recipient_name.removeprefix("functions.")
+        self._is_reasoning = (channel is not None and channel[1] == "analysis") or recipient_name == "self"
+        is_further = self._recipient is None and self._is_reasoning in self._message_kinds
         if self._recipient is not None:
             self._stream = ArgumentStream(self._format, self._parameters, self._count)
         return self._part("\n" if is_further else "")
 
     def _message(self, finish_reason: str | None) -> Parts | None:
-        found = min(((at, end) for end in _ENDS if (at := self._find(end)) >= 0), default=None)
-        if found is None and finish_reason is None:
+        first_end = min(((at, end) for end in _ENDS if (at := self._find(end)) >= 0), default=None)
+        if first_end is None and finish_reason is None:
             if self._recipient is not None:
                 return self._growing(self._recipient)
-            certain = len(self._held) - begun(self._held, _ENDS)
-            text, self._held = self._held[:certain], self._held[certain:]
+            certain = len(self._buffer) - begun(self._buffer, _ENDS)
+            text, self._buffer = self._buffer[:certain], self._buffer[certain:]
             return self._part(text) if text else None
-        at, end = found or (len(self._held), "")
-        body, self._held = self._held[:at], self._held[at + len(end) :]
+        at, end = first_end or (len(self._buffer), "")
+        body, self._buffer = self._buffer[:at], self._buffer[at + len(end) :]
         self._is_inside = False
         if self._recipient is None:
             return self._part(body)
-        is_cut = found is None and finish_reason != "stop"
+        is_cut = first_end is None and finish_reason != "stop"
         return self._whole(self._call(self._recipient, body, finish_reason if is_cut else None), body)
 
     def _growing(self, name: str) -> Parts | None:
-        deltas = self._stream.grown(self._shape, self._held) if self._stream is not None else []
+        deltas = self._stream.grown(self._shape, self._buffer) if self._stream is not None else []
         named = tuple(replace(delta, name=name) for delta in deltas)
         return Parts(call_deltas=named) if named else None
 
     def _whole(self, call: ToolCall, body: str) -> Parts:
         further: tuple[CallDelta, ...] = ()
-        given = self._stream.told() if self._stream is not None else None
-        if given is not None and self._stream is not None:
+        sent_delta = self._stream.to_delta() if self._stream is not None else None
+        if sent_delta is not None and self._stream is not None:
             further = tuple(replace(delta, name=call.name) for delta in self._stream.grown(self._shape, body))
-            call, given = replace(call, id=given.id), self._stream.told()
-        rest = as_delta(call, self._count, given)
+            call, sent_delta = replace(call, id=sent_delta.id), self._stream.to_delta()
+        rest = as_delta(call, self._count, sent_delta)
         self._count += 1
         return Parts(tool_calls=(call,), call_deltas=(*further, *rest))
 
@@ -116,15 +116,15 @@ class ChannelReader:
 
     def _part(self, text: str) -> Parts:
         if text:
-            self._said.add(self._is_reasoning)
+            self._message_kinds.add(self._is_reasoning)
         return Parts(reasoning=text) if self._is_reasoning else Parts(text)
 
     def _find(self, end: str) -> int:
         """Where the message ends; a mark within the texts of a call is part of them."""
-        at = self._held.find(end)
+        at = self._buffer.find(end)
         is_json = self._recipient is not None and self._shape.style == "named"
-        while at >= 0 and is_json and is_quoted(self._held[:at]):
-            at = self._held.find(end, at + 1)
+        while at >= 0 and is_json and is_quoted(self._buffer[:at]):
+            at = self._buffer.find(end, at + 1)
         return at
 
 

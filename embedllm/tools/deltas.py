@@ -27,18 +27,18 @@ class ArgumentStream:
         self._index = index
         self._id = new_id()
         self._name = ""
-        self._given = ""  # JSON text so far
+        self._arguments_text = ""  # JSON text so far
         self._json_at = -1  # where the arguments begin
         self._scanned = 0  # up to where they are known to be JSON
         self._depth = 0
         self._is_text = False  # within quotes
         self._is_whole = False
 
-    def told(self) -> CallDelta | None:
+    def to_delta(self) -> CallDelta | None:
         """What was given so far; None when nothing was."""
-        if not self._given:
+        if not self._arguments_text:
             return None
-        return CallDelta(index=self._index, id=self._id, name=self._name, arguments=self._given)
+        return CallDelta(index=self._index, id=self._id, name=self._name, arguments=self._arguments_text)
 
     def grown(self, shape: CallShape, body: str) -> list[CallDelta]:
         """What is certain now and was not before."""
@@ -53,11 +53,11 @@ class ArgumentStream:
     def _begins(self, shape: CallShape, body: str) -> bool:
         """Finds name and arguments."""
         if shape.style == "json":
-            found = (_KEYED if '"$name":' in shape.text else _NAME).match(body)
-            at = found and (found if '"$name":' in shape.text else _ARGUMENTS.match(body, found.end()))
-            if not found or not at:
+            match = (_KEYED if '"$name":' in shape.text else _NAME).match(body)
+            at = match and (match if '"$name":' in shape.text else _ARGUMENTS.match(body, match.end()))
+            if not match or not at:
                 return False
-            name, end = found[1], at.end()
+            name, end = match[1], at.end()
         else:
             head = re.match(shape.head.pattern + r"(?=\{)", body)
             if head is None:
@@ -71,17 +71,17 @@ class ArgumentStream:
         if self._is_whole:
             return ""
         start, at = self._scanned, len(body)
-        for found in _SYMBOL.finditer(body, start):
-            symbol = found[0]
+        for match in _SYMBOL.finditer(body, start):
+            symbol = match[0]
             if symbol[0] == "\\":
-                at = found.start() if len(symbol) == 1 else at  # the rest of the escape has to come
+                at = match.start() if len(symbol) == 1 else at  # the rest of the escape has to come
             elif symbol == '"':
                 self._is_text = not self._is_text
             elif not self._is_text:
                 self._depth += 1 if symbol in "{[" else -1
                 if self._depth == 0:
                     self._is_whole = True
-                    at = found.end()
+                    at = match.end()
                     break
         self._scanned = at
         return body[start:at]
@@ -101,21 +101,21 @@ class ArgumentStream:
         except ValueError:
             return []
         text = "{" + ", ".join(members)
-        return self._more(text[len(self._given) :])
+        return self._more(text[len(self._arguments_text) :])
 
     def _more(self, text: str) -> list[CallDelta]:
         if not text:
             return []
-        self._given += text
+        self._arguments_text += text
         return [CallDelta(index=self._index, id=self._id, name=self._name, arguments=text)]
 
 
-def as_delta(call: ToolCall, index: int, given: CallDelta | None) -> list[CallDelta]:
-    """The rest of a call that is whole; nothing where all of it came before. given: what came of it before."""
+def as_delta(call: ToolCall, index: int, sent_delta: CallDelta | None) -> list[CallDelta]:
+    """The rest of a call that is whole; nothing where all of it came before. sent_delta: what came of it before."""
     if call.problem:
         return [CallDelta(index=index, id=call.id, name=call.name, problem=call.problem)]
     text = json.dumps(dict(call.arguments), ensure_ascii=False)
-    before = given.arguments if given is not None else ""
+    before = sent_delta.arguments if sent_delta is not None else ""
     # what the model wrote as JSON is spaced in its own way
     rest = text[len(before) :] if text.startswith(before) else _closing(before)
     return [CallDelta(index=index, id=call.id, name=call.name, arguments=rest)] if rest else []

@@ -61,8 +61,8 @@ class ToolFormat:
 
     @cached_property
     def shapes(self) -> tuple[CallShape, ...]:
-        found = tuple(_shape(text, self.section) for text in self.calls)
-        return (*found, *(replace(found[0], opening=opening) for opening in self.opens))
+        shapes = tuple(_shape(text, self.section) for text in self.calls)
+        return (*shapes, *(replace(shapes[0], opening=opening) for opening in self.opens))
 
     @cached_property
     def openings(self) -> tuple[str, ...]:
@@ -101,8 +101,8 @@ def parts(text: str) -> list[tuple[str, str]]:
 
 def pattern(text: str) -> str:
     """A description as a regular expression in which white space is of any length."""
-    found = "".join(_PATTERNS[hole] if hole else loose(literal) for hole, literal in parts(text))
-    first, name, rest = found.partition(_PATTERNS["name"])
+    regex = "".join(_PATTERNS[hole] if hole else loose(literal) for hole, literal in parts(text))
+    first, name, rest = regex.partition(_PATTERNS["name"])
     return first + name + rest.replace(_PATTERNS["name"], "(?P=name)")
 
 

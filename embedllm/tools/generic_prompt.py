@@ -79,8 +79,8 @@ def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
         elif role == "tool":
             call_id = message.get("tool_call_id")
             name = message.get("name") or (names.get(call_id) if isinstance(call_id, str) else None)
-            told = f"Result of {name}:\n" if name else "Result:\n"
-            message = _with_content({"role": "user", "content": message.get("content")}, "", told, is_before=True)
+            heading = f"Result of {name}:\n" if name else "Result:\n"
+            message = _with_content({"role": "user", "content": message.get("content")}, "", heading, is_before=True)
         if is_result and role_of(message) == "user":
             message = _joined(shown.pop(), message)
         is_result = role == "tool"

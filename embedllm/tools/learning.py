@@ -51,10 +51,10 @@ def learnt_format(probe: TemplateProbe, *, as_text: bool) -> ToolFormat | None:
     by_json = _json_arguments(text)
     if by_json is not None:
         return _described(by_json, "$arguments", "", {})
-    found = _pairs(text)
-    if found is None:
+    cut_and_pair = _pairs(text)
+    if cut_and_pair is None:
         return None
-    cut, pair = found
+    cut, pair = cut_and_pair
     typed = _types(probe, pair, as_text=as_text)
     if typed is None:
         return None
@@ -75,16 +75,16 @@ def _json_arguments(text: str) -> _Cut | None:
     """Two calls whose arguments are JSON objects."""
     at = [text.index(name) for name in _NAMES]
     ends = [place + len(name) for place, name in zip(at, _NAMES, strict=True)]
-    found = [_object_at(text, ends[0], at[1]), _object_at(text, ends[1], len(text))]
-    if found[0] is None or found[1] is None:
+    spans = [_object_at(text, ends[0], at[1]), _object_at(text, ends[1], len(text))]
+    if spans[0] is None or spans[1] is None:
         return None
-    return _cut(text, at, ends, [found[0], found[1]])
+    return _cut(text, at, ends, [spans[0], spans[1]])
 
 
 def _object_at(text: str, start: int, end: int) -> tuple[int, int] | None:
     """Where the arguments stand as JSON."""
     decoder = json.JSONDecoder()
-    for place in (found.start() for found in re.finditer(r"\{", text[:end]) if found.start() >= start):
+    for place in (match.start() for match in re.finditer(r"\{", text[:end]) if match.start() >= start):
         try:
             value, behind = decoder.raw_decode(text, place)
         except ValueError:
@@ -149,18 +149,18 @@ def _types(probe: TemplateProbe, pair: tuple[str, str, str], *, as_text: bool) -
     """The pair's description, and what its mark says of each type of value."""
     before, middle, behind = pair
     attribute = re.compile(re.sub(r'"\w+"', lambda _: '"([^"]*)"', re.escape(middle), count=1))
-    found: dict[str, str] = {}
+    type_marks: dict[str, str] = {}
     for name in TYPES:
         shown = probe.calls([MadeCall(_NAMES[0], {"alphakey": _OF_TYPES[name]})], as_text=as_text)
         if shown is None or "alphakey" not in shown.reply:
             continue  # some leave out null
-        said = attribute.match(shown.reply.partition("alphakey")[2])
-        if said is None:
+        match = attribute.match(shown.reply.partition("alphakey")[2])
+        if match is None:
             return None
-        found[name] = said[1] if attribute.groups else ""
-    if len(set(found.values())) == 1:
+        type_marks[name] = match[1] if attribute.groups else ""
+    if len(set(type_marks.values())) == 1:
         return f"{before}$key{middle}$value{behind}", {}
-    return f"{before}$key{middle.replace(found['string'], '$type', 1)}$value{behind}", found
+    return f"{before}$key{middle.replace(type_marks['string'], '$type', 1)}$value{behind}", type_marks
 
 
 def _common_start(first: str, second: str) -> str:

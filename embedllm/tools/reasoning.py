@@ -69,7 +69,7 @@ class ThinkReader:
         self._around = written.around
         self._calls = calls
         self._is_open = is_open
-        self._held = ""
+        self._buffer = ""
         self._place: Literal["start", "thought", "gap", "answer"] = "start"
         self._has_thought = False
         self.ended_inside = False  # the reply ended with a call in its thoughts
@@ -79,7 +79,7 @@ class ThinkReader:
         """Takes the next piece."""
         if self._place == "answer" and not self._around:
             return Parts(piece)
-        self._held += piece
+        self._buffer += piece
         is_end = finish_reason is not None
         if self._place == "start":
             self._begin(is_end=is_end)
@@ -94,26 +94,26 @@ class ThinkReader:
 
     def _begin(self, *, is_end: bool) -> None:
         """Finds out what the reply begins with, as soon as that is clear."""
-        found = self._held.lstrip()
-        if found.startswith(self._opening):
-            self._place, self._held = "thought", found.removeprefix(self._opening)
-        elif is_end or not self._opening.startswith(found):
+        start = self._buffer.lstrip()
+        if start.startswith(self._opening):
+            self._place, self._buffer = "thought", start.removeprefix(self._opening)
+        elif is_end or not self._opening.startswith(start):
             self._place = "thought" if self._is_open else "answer"
 
     def _thought(self, *, is_end: bool) -> str:
-        before, tag, after = self._held.partition(self._closing)
+        before, tag, after = self._buffer.partition(self._closing)
         if tag:
-            thought, self._held, self._place = before.rstrip("\n"), after, "gap"
+            thought, self._buffer, self._place = before.rstrip("\n"), after, "gap"
         else:
             call = min((at for mark in self._calls if (at := before.find(mark)) >= 0), default=-1)
             if call >= 0 and is_end:
-                thought, self._held, self._place = before[:call].rstrip(), before[call:], "answer"
+                thought, self._buffer, self._place = before[:call].rstrip(), before[call:], "answer"
                 self.ended_inside, self.gap = True, before[len(thought) : call]
             else:
                 before = before[:call] if call >= 0 else before
                 open_end = 0 if is_end else begun(before, (self._closing, *self._calls))
                 thought = before[: len(before) - open_end].rstrip("\n")
-                self._held = "" if is_end else self._held[len(thought) :]
+                self._buffer = "" if is_end else self._buffer[len(thought) :]
         if not self._has_thought:
             thought = thought.lstrip("\n")
         self._has_thought = self._has_thought or bool(thought)
@@ -121,9 +121,9 @@ class ThinkReader:
 
     def _answer(self, *, is_end: bool) -> str:
         """What is held, without the marks around an answer."""
-        text = self._held
+        text = self._buffer
         for mark in self._around:
             text = text.replace(mark, "")
         open_end = 0 if is_end or not self._around else begun(text, self._around)
-        text, self._held = text[: len(text) - open_end], text[len(text) - open_end :]
+        text, self._buffer = text[: len(text) - open_end], text[len(text) - open_end :]
         return text

@@ -44,9 +44,9 @@ def reply_format(template: ChatTemplate) -> ReplyFormat:
         learnt = learnt_format(probe, as_text=as_text) if exact is None and len(calls) > 1 else None
         if learnt and not reads_back(ReplyFormat(calls=learnt, reasoning=reasoning), shown, calls):
             learnt = None
-        found = exact or _joined(learnt, reading[0] if reading else None)
-        if found is not None:
-            return replace(_format(found, reasoning, as_text=as_text, is_alone=len(calls) == 1), gaps=gaps)
+        tool_format = exact or _joined(learnt, reading[0] if reading else None)
+        if tool_format is not None:
+            return replace(_format(tool_format, reasoning, as_text=as_text, is_alone=len(calls) == 1), gaps=gaps)
     if gaps.hides_tools:
         return ReplyFormat(calls=GENERIC, reasoning=reasoning, gaps=gaps.without_calls())
     row = candidates[0]
@@ -74,10 +74,10 @@ def reads_back(written: ReplyFormat, shown: Shown, calls: tuple[MadeCall, ...]) 
     for reply in dict.fromkeys((shown.reply, shown.bare)):
         reader = reply_reader(written, shown.prompt, parameters)
         parts = reader.push(reply, "stop") if reader else Parts()
-        found = parts.tool_calls
-        if len(found) == len(calls) and all(
-            not made.problem and made.name == call.name and is_equal(made.arguments, call)
-            for made, call in zip(found, calls, strict=True)
+        parsed_calls = parts.tool_calls
+        if len(parsed_calls) == len(calls) and all(
+            not parsed_call.problem and parsed_call.name == call.name and is_equal(parsed_call.arguments, call)
+            for parsed_call, call in zip(parsed_calls, calls, strict=True)
         ):
             return True
     return False

@@ -40,7 +40,7 @@ class CallReader:
     def __init__(self, written: ToolFormat, parameters: Parameters, *, prompt: str = "") -> None:
         self._format = written
         self._parameters = parameters
-        self._held = ""
+        self._buffer = ""
         self._open: _Open | None = None
         self._stream: ArgumentStream | None = None
         self._count = 0  # of calls so far
@@ -54,7 +54,7 @@ class CallReader:
 
     def push(self, piece: str, finish_reason: str | None = None) -> Parts:
         """Takes the next piece. Space before a call is part of the call."""
-        self._held += piece
+        self._buffer += piece
         text = ""
         calls: list[ToolCall] = []
         deltas: list[CallDelta] = []
@@ -71,7 +71,7 @@ class CallReader:
         """Goes on by a mark, or a stretch of text; None when more has to come."""
         if self._open is not None:
             return self._inside(self._open, calls, deltas, finish_reason)
-        if not self._held:
+        if not self._buffer:
             return None
         if self._is_start:
             starts = self._starts(is_end=finish_reason is not None)
@@ -86,43 +86,43 @@ class CallReader:
     def _starts(self, *, is_end: bool) -> bool | None:
         """Whether the reply is a call from its first character; None when more has to come."""
         for mark in self._format.ignored:
-            if self._held.lstrip().startswith(mark):
-                self._held = self._held.lstrip().removeprefix(mark)
-        if not is_end and any(mark.startswith(self._held.lstrip()) for mark in self._format.ignored):
+            if self._buffer.lstrip().startswith(mark):
+                self._buffer = self._buffer.lstrip().removeprefix(mark)
+        if not is_end and any(mark.startswith(self._buffer.lstrip()) for mark in self._format.ignored):
             return None
         if self._format.shapes[0].style != "python":
-            compact = re.sub(r"\s", "", self._held).removeprefix("[")
+            compact = re.sub(r"\s", "", self._buffer).removeprefix("[")
             if compact.startswith(_BARE):
                 return True
             return None if any(start.startswith(compact) for start in _BARE) and not is_end else False
-        found = _PYTHON_START.match(self._held)
-        if found is None:
-            return None if not self._held.strip() and not is_end else False
-        if found[2]:
-            return not self._parameters or found[1] in self._parameters
-        return None if found.end() == len(self._held) and not is_end else False
+        match = _PYTHON_START.match(self._buffer)
+        if match is None:
+            return None if not self._buffer.strip() and not is_end else False
+        if match[2]:
+            return not self._parameters or match[1] in self._parameters
+        return None if match.end() == len(self._buffer) and not is_end else False
 
     def _outside(self, *, is_end: bool) -> str | None:
         marks = self._marks + (self._format.closings if self._is_behind_call else ())
-        found = min(((at, mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
-        if found is not None and found[1] in self._format.closings and self._held[: found[0]].strip():
+        first_mark = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
+        if first_mark is not None and first_mark[1] in self._format.closings and self._buffer[: first_mark[0]].strip():
             self._is_behind_call = False
             return ""
-        if found is not None:
-            at, mark = found
-            mark = max((m for m in marks if self._held.startswith(m, at)), key=len)
-            longer = begun(self._held, [m for m in marks if m != mark and m.startswith(mark)])
-            if longer >= len(mark) and at + longer == len(self._held) and not is_end:
+        if first_mark is not None:
+            at, mark = first_mark
+            mark = max((m for m in marks if self._buffer.startswith(m, at)), key=len)
+            longer = begun(self._buffer, [m for m in marks if m != mark and m.startswith(mark)])
+            if longer >= len(mark) and at + longer == len(self._buffer) and not is_end:
                 return None
-            text = self._held[:at].rstrip(_SPACE)
+            text = self._buffer[:at].rstrip(_SPACE)
             if mark in self._format.openings:
-                self._begin(self._held[len(text) : at], mark, is_certain=self._format.is_certain)
-            self._held = self._held[at + len(mark) :]
+                self._begin(self._buffer[len(text) : at], mark, is_certain=self._format.is_certain)
+            self._buffer = self._buffer[at + len(mark) :]
             return text
-        certain = len(self._held)
+        certain = len(self._buffer)
         if not is_end:
-            certain = len(self._held[: certain - begun(self._held, marks)].rstrip(_SPACE))
-        text, self._held = self._held[:certain], self._held[certain:]
+            certain = len(self._buffer[: certain - begun(self._buffer, marks)].rstrip(_SPACE))
+        text, self._buffer = self._buffer[:certain], self._buffer[certain:]
         self._is_behind_call = self._is_behind_call and not text
         return text or None
 
@@ -132,32 +132,34 @@ class CallReader:
         """Reads a call to its end, if that has come; text when it was none after all."""
         if (text := self._for_the_user()) is not None:
             return text
-        if call.is_prompted and self._held and not self._may_be_named(call.shapes[0]):
+        if call.is_prompted and self._buffer and not self._may_be_named(call.shapes[0]):
             self._open, self._stream = None, None
             return ""
-        shape = _likely(call.shapes, self._held, is_end=finish_reason is not None)
+        shape = _likely(call.shapes, self._buffer, is_end=finish_reason is not None)
         if shape is None:
             return None
         ends = (shape.closing,) if shape.closing else self._marks
-        found = self._find(shape, ends, is_end=finish_reason is not None)
-        if found is None and finish_reason is None:
+        first_end = self._find(shape, ends, is_end=finish_reason is not None)
+        if first_end is None and finish_reason is None:
             if self._stream is not None and call.is_certain:
-                deltas += self._stream.grown(shape, self._held)
+                deltas += self._stream.grown(shape, self._buffer)
             return None
-        at, end = found or (len(self._held), "")
-        body, self._held = self._held[:at], self._held[at + len(end) :]
+        at, end = first_end or (len(self._buffer), "")
+        body, self._buffer = self._buffer[:at], self._buffer[at + len(end) :]
         self._open = None
-        made = self._read(call, shape, body, finish_reason if found is None and finish_reason != "stop" else None)
-        if made is None:
+        body_calls = self._read(
+            call, shape, body, finish_reason if first_end is None and finish_reason != "stop" else None
+        )
+        if body_calls is None:
             return call.before + body + end
-        given = self._stream.told() if self._stream is not None else None
-        if given is not None and self._stream is not None:
+        sent_delta = self._stream.to_delta() if self._stream is not None else None
+        if sent_delta is not None and self._stream is not None:
             deltas += self._stream.grown(shape, body)
-            given = self._stream.told()
-        for place, one in enumerate(made):
-            one = replace(one, id=given.id) if place == 0 and given is not None else one
+            sent_delta = self._stream.to_delta()
+        for place, one in enumerate(body_calls):
+            one = replace(one, id=sent_delta.id) if place == 0 and sent_delta is not None else one
             calls.append(one)
-            deltas += as_delta(one, self._count, given if place == 0 else None)
+            deltas += as_delta(one, self._count, sent_delta if place == 0 else None)
             self._count += 1
         self._stream, self._is_behind_call = None, True
         if end in self._format.openings:
@@ -177,8 +179,8 @@ class CallReader:
         for one in (shape, *(other for other in call.shapes if other is not shape)):
             try:
                 return [
-                    made if made.id else replace(made, id=new_id())
-                    for made in read_body(self._format, one, body, self._parameters)
+                    body_call if body_call.id else replace(body_call, id=new_id())
+                    for body_call in read_body(self._format, one, body, self._parameters)
                 ]
             except ValueError as error:
                 problem = problem or f"the call cannot be read: {error}"
@@ -186,7 +188,7 @@ class CallReader:
 
     def _may_be_named(self, shape: CallShape) -> bool:
         """Whether what the reply begins with may be a tool's name, or a call without one."""
-        start = self._held.lstrip()
+        start = self._buffer.lstrip()
         names = (*self._parameters, *([self._format.text_name] if self._format.text_name else ()))
         is_named = not self._parameters or any(name.startswith(start) or start.startswith(name) for name in names)
         return is_named if shape.text.startswith(f"{shape.opening}$name") else True
@@ -194,37 +196,37 @@ class CallReader:
     def _for_the_user(self) -> str | None:
         """The text of a message to the user, where its name says that it is one."""
         name = self._format.text_name
-        if not name or not self._held.startswith(f"{name}\n"):
+        if not name or not self._buffer.startswith(f"{name}\n"):
             return None
-        self._held, self._open, self._stream = self._held.removeprefix(f"{name}\n"), None, None
+        self._buffer, self._open, self._stream = self._buffer.removeprefix(f"{name}\n"), None, None
         return ""
 
     def _find(self, shape: CallShape, ends: Sequence[str], *, is_end: bool) -> tuple[int, str] | None:
         """Where the mark is that ends the call, not one within its texts."""
-        start, is_open = 0, self._is_text_at(shape, len(self._held))
-        if shape.style == "pairs" and (head := shape.head.match(self._held)):
+        start, is_open = 0, self._is_text_at(shape, len(self._buffer))
+        if shape.style == "pairs" and (head := shape.head.match(self._buffer)):
             parameters = self._parameters.get(head["name"], {})
-            scanned = scan_pairs(self._format, self._held, head.end(), parameters)
+            scanned = scan_pairs(self._format, self._buffer, head.end(), parameters)
             if scanned.is_open and not is_end:
                 return None
             start, is_open = scanned.end, scanned.is_open
-        found = [(at, end) for end in ends if (at := self._unquoted(shape, end, start)) >= 0]
-        if not found and is_end and is_open:  # what is malformed may have a quote without its other half
-            found = [(at, end) for end in ends if (at := self._held.find(end)) >= 0]
-        return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
+        candidates = [(at, end) for end in ends if (at := self._unquoted(shape, end, start)) >= 0]
+        if not candidates and is_end and is_open:  # what is malformed may have a quote without its other half
+            candidates = [(at, end) for end in ends if (at := self._buffer.find(end)) >= 0]
+        return min(candidates, key=lambda pair: (pair[0], -len(pair[1])), default=None)
 
     def _unquoted(self, shape: CallShape, end: str, start: int) -> int:
-        at = self._held.find(end, start)
+        at = self._buffer.find(end, start)
         while at >= 0 and self._is_text_at(shape, at):
-            at = self._held.find(end, at + 1)
+            at = self._buffer.find(end, at + 1)
         return at
 
     def _is_text_at(self, shape: CallShape, at: int) -> bool:
         if shape.style in ("json", "named"):
-            return is_quoted(self._held[:at])
+            return is_quoted(self._buffer[:at])
         if shape.style == "gemma":
-            return self._held.count(self._format.quote, 0, at) % 2 == 1
-        return shape.style == "python" and _is_quoted_in_python(self._held[:at])
+            return self._buffer.count(self._format.quote, 0, at) % 2 == 1
+        return shape.style == "python" and _is_quoted_in_python(self._buffer[:at])
 
 
 def _likely(shapes: tuple[CallShape, ...], body: str, *, is_end: bool) -> CallShape | None:
@@ -243,8 +245,8 @@ def broken(body: str, problem: str, shape: CallShape | None = None) -> ToolCall:
     """What the model wrote in the place of a call."""
     name = _NAME.search(body)
     head = shape.head.match(body) if shape is not None and shape.style in ("named", "pairs", "tree") else None
-    said = name[1] if name else (head.groupdict().get("name") or "") if head else ""
-    return ToolCall(id=new_id(), name=said, problem=f"{problem}.", text=body.strip())
+    tool_name = name[1] if name else (head.groupdict().get("name") or "") if head else ""
+    return ToolCall(id=new_id(), name=tool_name, problem=f"{problem}.", text=body.strip())
 
 
 def begun(text: str, marks: Sequence[str]) -> int:
@@ -257,6 +259,6 @@ def begun(text: str, marks: Sequence[str]) -> int:
 
 def _is_quoted_in_python(text: str) -> bool:
     quote = ""
-    for found in _QUOTES.findall(text):
-        quote = found if not quote and len(found) == 1 else "" if found == quote else quote
+    for mark in _QUOTES.findall(text):
+        quote = mark if not quote and len(mark) == 1 else "" if mark == quote else quote
     return bool(quote)

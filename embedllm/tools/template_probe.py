@@ -63,10 +63,10 @@ class TemplateProbe:
             message["reasoning_content"] = reasoning
         shown = for_template([message], arguments_as_text=as_text, one_call=False)
         tools = [_tool(call) for call in calls]
-        found = self._reply(shown[0], tools)
-        if found is None and not reasoning:  # some templates want it with each call
-            found = self._reply({**shown[0], "reasoning_content": THOUGHT}, tools)
-        return found
+        reply = self._reply(shown[0], tools)
+        if reply is None and not reasoning:  # some templates want it with each call
+            reply = self._reply({**shown[0], "reasoning_content": THOUGHT}, tools)
+        return reply
 
     def thought(self) -> Shown | None:
         """A reply with reasoning and text."""
@@ -74,18 +74,18 @@ class TemplateProbe:
 
     def gaps(self) -> TemplateGaps:
         """Whether it shows tools, with a system message and without, and takes such a message."""
-        asked: dict[str, JSON] = {"role": "user", "content": QUESTION}
-        told: dict[str, JSON] = {"role": "system", "content": SYSTEM}
+        question: dict[str, JSON] = {"role": "user", "content": QUESTION}
+        system: dict[str, JSON] = {"role": "system", "content": SYSTEM}
         call = MadeCall("find_item", {"place": "x"})
         shown = {
-            begins: self._render([told, asked] if begins else [asked], [_tool(call)], prompts=True)
+            begins: self._render([system, question] if begins else [question], [_tool(call)], prompts=True)
             for begins in (False, True)
         }
         return TemplateGaps(
             hides_tools=frozenset(
                 begins for begins, text in shown.items() if text is not None and call.name not in text
             ),
-            has_system=SYSTEM in (self._render([told, asked], None, prompts=True) or ""),
+            has_system=SYSTEM in (self._render([system, question], None, prompts=True) or ""),
         )
 
     def _reply(self, message: Mapping[str, JSON], tools: Sequence[Mapping[str, JSON]] | None) -> Shown | None:
@@ -93,10 +93,10 @@ class TemplateProbe:
         whole = self._render([question, message], tools, prompts=False)
         if whole is None:
             return None
-        asked = self._render([question], tools, prompts=True) or ""
-        alike = (n for n, pair in enumerate(zip(asked, whole, strict=False)) if pair[0] != pair[1])
-        begun = asked[: next(alike, min(len(asked), len(whole)))]  # it may open or close the thoughts
-        befores = [asked, begun[: max(begun.rfind(end) + 1 for end in ">]\n")], self._render_header(question, tools)]
+        prefix = self._render([question], tools, prompts=True) or ""
+        alike = (n for n, pair in enumerate(zip(prefix, whole, strict=False)) if pair[0] != pair[1])
+        begun = prefix[: next(alike, min(len(prefix), len(whole)))]  # it may open or close the thoughts
+        befores = [prefix, begun[: max(begun.rfind(end) + 1 for end in ">]\n")], self._render_header(question, tools)]
         befores.append(self._render([question], tools, prompts=False) or "")
         prompt = max((before for before in befores if whole.startswith(before)), key=len)
         if QUESTION not in prompt:
@@ -108,8 +108,8 @@ class TemplateProbe:
     def _render_header(self, question: Mapping[str, JSON], tools: Sequence[Mapping[str, JSON]] | None) -> str:
         """All that stands before a text of the model."""
         plain = self._render([question, {"role": "assistant", "content": ANSWER}], tools, prompts=False) or ""
-        before, found, self._end = plain.rpartition(ANSWER)
-        return before if found else ""
+        before, answer, self._end = plain.rpartition(ANSWER)
+        return before if answer else ""
 
     def _render(
         self, messages: list[Mapping[str, JSON]], tools: Sequence[Mapping[str, JSON]] | None, *, prompts: bool
@@ -137,6 +137,6 @@ def _tool(call: MadeCall) -> dict[str, JSON]:
     }
 
 
-def is_equal(found: Mapping[str, JSON], call: MadeCall) -> bool:
+def is_equal(arguments: Mapping[str, JSON], call: MadeCall) -> bool:
     """Whether arguments are those of a made-up call, a float and an integer of one value apart."""
-    return json.dumps(dict(found), sort_keys=True) == json.dumps(dict(call.arguments), sort_keys=True)
+    return json.dumps(dict(arguments), sort_keys=True) == json.dumps(dict(call.arguments), sort_keys=True)

@@ -12,16 +12,16 @@ from embedllm.tools.reply_parser import ReplyFormat
 
 def choice_name(choice: object) -> str:
     """What was chosen, of OpenAI's object for a tool the tool's name. Raises ValueError for anything else."""
-    found = choice
+    name = choice
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         function = choice.get("function", choice)
-        found = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(found, str):
+        name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
         raise ValueError(
             f"tool_choice is {choice!r}; expected 'auto', 'none', 'required', a tool's name, or "
             "{'type': 'function', 'function': {'name': ...}}."
         )
-    return found
+    return name
 
 
 def is_forced(choice: str) -> bool:
@@ -45,8 +45,10 @@ def call_grammar(
     """
     names = list(parameters or {})
     if choice != "required" and choice not in names:
-        known = ", ".join(map(repr, names)) or "none"
-        raise ValueError(f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a tool's name: {known}.")
+        tool_names = ", ".join(map(repr, names)) or "none"
+        raise ValueError(
+            f"tool_choice is {choice!r}; expected 'auto', 'none', 'required' or a tool's name: {tool_names}."
+        )
     if not parameters:
         raise ValueError("tool_choice is 'required', and there are no tools; give tools=.")
     chosen = {name: parameters[name] for name in (names if choice == "required" else [choice])}

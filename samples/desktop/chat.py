@@ -64,7 +64,7 @@ class Chat:
     def regenerate(self, cancel: embedllm.Cancel) -> None:
         """The last reply once more, with another seed; the old one comes back when none is made."""
         llm, talk = self._parts()
-        last = max((place for place, said in enumerate(talk.messages) if said["role"] == "user"), default=None)
+        last = max((place for place, message in enumerate(talk.messages) if message["role"] == "user"), default=None)
         if last is None:
             raise ValueError("there is no reply yet that could be made again.")
         text, old = str(talk.messages[last]["content"]), talk.messages[last:]
@@ -106,14 +106,14 @@ class Chat:
         """A reply that fulfils a JSON schema. Raises ValueError for what is none."""
         llm, _ = self._parts()
         try:
-            wanted = json.loads(schema)
+            schema_object = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the schema is no JSON: {error}.") from error
-        if not isinstance(wanted, dict):
-            raise ValueError(f"the schema is {type(wanted).__name__}; expected a JSON object.")
-        form: embedllm.Message = {"type": "json_schema", "json_schema": {"name": "reply", "schema": wanted}}
-        asked: list[embedllm.Message] = [{"role": "user", "content": text}]
-        for chunk in llm.stream(asked, response_format=form, max_tokens=_PANE_TOKENS, cancel=cancel):
+        if not isinstance(schema_object, dict):
+            raise ValueError(f"the schema is {type(schema_object).__name__}; expected a JSON object.")
+        form: embedllm.Message = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema_object}}
+        messages: list[embedllm.Message] = [{"role": "user", "content": text}]
+        for chunk in llm.stream(messages, response_format=form, max_tokens=_PANE_TOKENS, cancel=cancel):
             self._thread.tell(Filled(chunk))
 
     def use_tools(self, text: str, cancel: embedllm.Cancel) -> None:
@@ -162,9 +162,9 @@ class Chat:
         """Writes what was said, and tells it."""
         if self._thread.talk is None:
             return
-        said, is_written = self._thread.talk.messages, True
-        if tuple(said) != self._entry.messages:
-            self._entry, self._is_new_kv = self._entry.with_messages(said), True
+        messages, is_written = self._thread.talk.messages, True
+        if tuple(messages) != self._entry.messages:
+            self._entry, self._is_new_kv = self._entry.with_messages(messages), True
             is_written = False
         self._thread.tell(Turn(self._entry))  # whether it can be written or not
         if not is_written:

@@ -28,7 +28,7 @@ class ChatPane(QWidget):
         self.send, self.stop, self.regenerate = QPushButton("Send"), QPushButton("Stop"), QPushButton("Regenerate")
         self.copy = QPushButton("Copy reply")
         self.send.setObjectName("primary")  # theme.py paints it
-        self._said = ""  # while its reply comes
+        self._question = ""  # while its reply comes
         self._shown: Entry = Entry()
         self._coming = Coalescer(self, self.transcript.append_text)
         self._is_ready = False
@@ -47,7 +47,7 @@ class ChatPane(QWidget):
     def show_entry(self, entry: Entry) -> None:
         """Its history, at once. What was coming is dropped."""
         self._coming.drop()
-        self._said = ""
+        self._question = ""
         self._shown = entry
         self.transcript.show_messages(entry.messages)
 
@@ -58,12 +58,12 @@ class ChatPane(QWidget):
     def end_turn(self, entry: Entry) -> None:
         """The reply as it was kept. What was said without getting one goes back into the box."""
         is_kept = len(entry.messages) > len(self._shown.messages)
-        if self._said and not is_kept and not self.composer.toPlainText():
-            self.composer.setPlainText(self._said)
+        if self._question and not is_kept and not self.composer.toPlainText():
+            self.composer.setPlainText(self._question)
         self._coming.flush()
-        self._said, self._shown = "", entry
-        kept = [(str(said["role"]), str(said["content"])) for said in entry.messages]
-        if self.transcript.texts() != kept:
+        self._question, self._shown = "", entry
+        texts = [(str(message["role"]), str(message["content"])) for message in entry.messages]
+        if self.transcript.texts() != texts:
             self.transcript.show_messages(entry.messages)
 
     def set_state(self, *, is_ready: bool, is_replying: bool) -> None:
@@ -78,7 +78,7 @@ class ChatPane(QWidget):
         text = self.composer.toPlainText().strip()
         if not text or not self._is_ready:
             return
-        self._said = text
+        self._question = text
         self.composer.clear()
         self.transcript.add("user", text)
         self.transcript.add("assistant")

@@ -54,8 +54,8 @@ class MarkdownCursor:
             )
             return
         for pattern, show in ((_HEADING, self._show_heading), (_ITEM, self._show_item), (_QUOTE, self._show_quote)):
-            if found := pattern.match(line):
-                show(found, line[found.end() :])
+            if match := pattern.match(line):
+                show(match, line[match.end() :])
                 return
         is_row = _TABLE.match(line) is not None
         self._write([(line, self._fixed())] if is_row else self._inline(line), QTextBlockFormat())
@@ -87,7 +87,7 @@ class MarkdownCursor:
         block.setTopMargin(_CODE_GAP)
         self._write([(f"{language}   " if language else "", self._dim()), ("Copy", copy)], block)
 
-    def _show_heading(self, found: re.Match[str], rest: str) -> None:
+    def _show_heading(self, match: re.Match[str], rest: str) -> None:
         larger = QTextCharFormat()
         size = self._cursor.document().defaultFont().pointSizeF()
         if size > 0:
@@ -95,33 +95,33 @@ class MarkdownCursor:
         larger.setFontWeight(QFont.Weight.Bold)
         self._write(self._inline(rest, larger), QTextBlockFormat())
 
-    def _show_item(self, found: re.Match[str], rest: str) -> None:
-        mark = "•" if found[2] in "-*" else found[2]
+    def _show_item(self, match: re.Match[str], rest: str) -> None:
+        mark = "•" if match[2] in "-*" else match[2]
         block = QTextBlockFormat()
-        block.setLeftMargin(_STEP * (1 + len(found[1].expandtabs(4)) // 2))
+        block.setLeftMargin(_STEP * (1 + len(match[1].expandtabs(4)) // 2))
         block.setTextIndent(-_STEP)
         self._write([(f"{mark}  ", self._dim()), *self._inline(rest)], block)
 
-    def _show_quote(self, found: re.Match[str], rest: str) -> None:
+    def _show_quote(self, match: re.Match[str], rest: str) -> None:
         block = QTextBlockFormat()
-        block.setLeftMargin(_STEP * found[1].count(">"))
+        block.setLeftMargin(_STEP * match[1].count(">"))
         self._write(self._inline(rest, self._dim()), block)
 
     def _inline(self, line: str, base: QTextCharFormat | None = None) -> list[tuple[str, QTextCharFormat]]:
         base = base or QTextCharFormat()
         parts: list[tuple[str, QTextCharFormat]] = []
         at = 0
-        for found in _INLINE.finditer(line):
-            parts.append((line[at : found.start()], base))
-            at = found.end()
-            if found["code"]:
-                parts.append((found["code"], self._code_format()))
-            elif found["bold"]:
+        for match in _INLINE.finditer(line):
+            parts.append((line[at : match.start()], base))
+            at = match.end()
+            if match["code"]:
+                parts.append((match["code"], self._code_format()))
+            elif match["bold"]:
                 bold = QTextCharFormat(base)
                 bold.setFontWeight(QFont.Weight.Bold)
-                parts += self._inline(found["bold"], bold)
+                parts += self._inline(match["bold"], bold)
             else:
-                parts += [(found["text"], base), (f" ({found['link']})", self._dim())]
+                parts += [(match["text"], base), (f" ({match['link']})", self._dim())]
         return [*parts, (line[at:], base)]
 
     def _write(self, parts: list[tuple[str, QTextCharFormat]], block: QTextBlockFormat) -> None:

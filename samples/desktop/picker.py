@@ -77,8 +77,8 @@ class Picker(QWidget):
         for device in devices:
             self.devices.addItem(device.name, device.name)
             place = self.devices.count() - 1
-            told = device.description if device.available else f"{device.reason} {device.remedy}"
-            self.devices.setItemData(place, told, Qt.ItemDataRole.ToolTipRole)
+            tip = device.description if device.available else f"{device.reason} {device.remedy}"
+            self.devices.setItemData(place, tip, Qt.ItemDataRole.ToolTipRole)
             if not device.available:
                 self.devices.setItemData(place, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's own way of saying "disabled"
         if self.devices.findData(wished) < 0:

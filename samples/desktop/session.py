@@ -20,7 +20,7 @@ class Session:
 
     def __init__(self, store: Store, tell: Callable[[object], object]) -> None:
         self._tell = tell
-        self._thread = ModelThread(self._told)
+        self._thread = ModelThread(self._pass_on)
         self._chat = Chat(self._thread, store)
         self._do("begin", lambda cancel: self._chat.begin())
 
@@ -72,7 +72,7 @@ class Session:
 
         self._thread.do(run)
 
-    def _told(self, event: object) -> None:
+    def _pass_on(self, event: object) -> None:
         """In the model's thread: a model becomes what the window shows of it."""
         if isinstance(event, embedllm.Model):
             event = Loaded(

@@ -51,7 +51,7 @@ class Sidebar(QWidget):
 
     def begin(self, entry: Entry) -> None:
         """A new conversation at the top, chosen. An empty one that is there serves as well."""
-        unused = (found for found in self._entries.values() if not found.messages and found.id not in self._used)
+        unused = (one for one in self._entries.values() if not one.messages and one.id not in self._used)
         empty = next(unused, None)
         if empty is None:
             self._add(0, entry)

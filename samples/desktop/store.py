@@ -45,23 +45,23 @@ class Store:
 
     def entries(self) -> tuple[list[Entry], list[str]]:
         """The conversations, the last changed first; and what is wrong with files that hold none."""
-        found, problems = [], []
+        entries, problems = [], []
         for file in self.folder.glob("*.json") if self.folder.is_dir() else ():
             try:
-                found.append(_entry(file))
+                entries.append(_entry(file))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
-        return sorted(found, key=lambda entry: -entry.changed), problems
+        return sorted(entries, key=lambda entry: -entry.changed), problems
 
     def write(self, entry: Entry) -> None:
         """A new file takes the place of the old one in one step. Raises OSError."""
-        said = {"version": _VERSION, "title": entry.title, "changed": entry.changed, "messages": entry.messages}
+        document = {"version": _VERSION, "title": entry.title, "changed": entry.changed, "messages": entry.messages}
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         number, name = tempfile.mkstemp(dir=self.folder, prefix=f".{entry.id}.")  # for its owner only
         partial = Path(name)
         try:
             with os.fdopen(number, "w", encoding="utf-8") as stream:
-                json.dump(said, stream, indent=1)
+                json.dump(document, stream, indent=1)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(partial, self._file(entry.id))  # noqa: PTH105 # the name that is known for being atomic
@@ -99,11 +99,11 @@ def _entry(file: Path) -> Entry:
     """What a file holds. Raises OSError, ValueError."""
     text = file.read_bytes()
     try:
-        said = json.loads(text)
-        if said["version"] != _VERSION or not all(map(_is_message, said["messages"])):
+        document = json.loads(text)
+        if document["version"] != _VERSION or not all(map(_is_message, document["messages"])):
             raise ValueError(f"expected messages in version {_VERSION}")
-        title, changed = str(said["title"]), float(said["changed"])
-        return Entry(id=file.stem, title=title, changed=changed, messages=tuple(said["messages"]))
+        title, changed = str(document["title"]), float(document["changed"])
+        return Entry(id=file.stem, title=title, changed=changed, messages=tuple(document["messages"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"'{file}' holds no conversation and is left as it is: {error}.") from error
 

@@ -41,7 +41,7 @@ class Transcript(QTextEdit):
 
     def show_messages(self, messages: Sequence[Message]) -> None:
         """These in place of what is shown; those of system and tools are left out."""
-        shown = [(str(said["role"]), str(said["content"])) for said in messages]
+        shown = [(str(message["role"]), str(message["content"])) for message in messages]
         self._draw([(role, text) for role, text in shown if role in ("user", "assistant")])
 
     def add(self, role: str, text: str = "") -> None:
@@ -95,12 +95,12 @@ class Transcript(QTextEdit):
             self._draw(self._messages)  # from light to dark, say
 
     def _draw(self, messages: Sequence[tuple[str, str]]) -> None:
-        kept = list(messages)
+        pairs = list(messages)
         self._messages, self._writers = [], []
         self.document().clear()
         whole = QTextCursor(self.document())
         whole.beginEditBlock()  # laid out once, at its end
-        for role, text in kept:
+        for role, text in pairs:
             self._insert(role, text)
         whole.endEditBlock()
         self._to_end()

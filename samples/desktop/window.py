@@ -249,14 +249,14 @@ class Window(QMainWindow):
 
     def _restore(self, model: str, device: str) -> None:
         """As it was when it was closed."""
-        kept = self._settings
+        settings = self._settings
         for name, restore in (("geometry", self.restoreGeometry), ("splitter", self.splitter.restoreState)):
-            if isinstance(value := kept.value(name), QByteArray):
+            if isinstance(value := settings.value(name), QByteArray):
                 restore(value)
-        folders = kept.value("folders", [], list)
+        folders = settings.value("folders", [], list)
         folders = [str(path) for path in folders] if isinstance(folders, list) else []
-        self.picker.show_models(folders, model or str(kept.value("model", DEMO)))
-        self.picker.show_devices((), device or str(kept.value("device", AUTO)))
+        self.picker.show_models(folders, model or str(settings.value("model", DEMO)))
+        self.picker.show_devices((), device or str(settings.value("device", AUTO)))
 
     def _keep_settings(self) -> None:
         picker = self.picker

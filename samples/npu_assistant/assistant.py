@@ -53,11 +53,11 @@ class Assistant:
         passages, left_out = self._passages(question)
         if left_out:
             yield Notice(f"{left_out} of {left_out + len(passages)} passages that match are left out: no room for them")
-        said: list[Message] = [{"role": "user", "content": _with_passages(question, passages)}]
+        new_messages: list[Message] = [{"role": "user", "content": _with_passages(question, passages)}]
         replies: list[Completion] = []
         forgotten = 0
         while True:
-            messages, now_forgotten = self._fit(said)
+            messages, now_forgotten = self._fit(new_messages)
             if now_forgotten > forgotten:
                 forgotten = now_forgotten
                 yield Notice(f"the context is full: oldest turns left out: {forgotten}; /new begins afresh")
@@ -70,15 +70,15 @@ class Assistant:
             if len(replies) > MOST_ROUNDS:
                 yield Notice(f"stopped after {MOST_ROUNDS} rounds of tool calls, the model wants another")
                 break
-            said.append(reply.message)
+            new_messages.append(reply.message)
             for call in reply.tool_calls:
                 ran, result = outcome(call, self._tools, self._allow)
-                said.append(result_message(call, result))
+                new_messages.append(result_message(call, result))
                 yield ToolRun(call, ran, result)
         shown = replies[-1].text.strip()
         if shown or len(replies) > 1 or replies[-1].finish_reason != "cancelled":
-            said.append({"role": "assistant", "content": shown or _NO_ANSWER})
-            yield from self._remember([{"role": "user", "content": question}, *said[1:]])
+            new_messages.append({"role": "assistant", "content": shown or _NO_ANSWER})
+            yield from self._remember([{"role": "user", "content": question}, *new_messages[1:]])
         yield Done(total(replies), passages)
 
     def summarise(self, file: Path, cancel: Cancel | None = None) -> Iterator[Event]:
@@ -102,21 +102,21 @@ class Assistant:
         """The best passages that fit into half of the room beside the question; how many others match."""
         if self.documents is None:
             return (), 0
-        found = self.documents.search(question)
+        matches = self.documents.search(question)
         alone = self._count(_asking(question))
         most = alone + (self._model.context - self._reply_tokens - alone) // 2
-        kept: list[Passage] = []
-        for passage in found:
-            if self._count(_asking(_with_passages(question, [*kept, passage]))) <= most:
-                kept.append(passage)
-        return tuple(kept), len(found) - len(kept)
+        passages: list[Passage] = []
+        for passage in matches:
+            if self._count(_asking(_with_passages(question, [*passages, passage]))) <= most:
+                passages.append(passage)
+        return tuple(passages), len(matches) - len(passages)
 
-    def _fit(self, said: Sequence[Message]) -> tuple[list[Message], int]:
+    def _fit(self, new_messages: Sequence[Message]) -> tuple[list[Message], int]:
         """The prompt: system, as many of the newest turns as fit, this turn; how many older turns are left out."""
         turns, room = self.history.turns, self._model.context - self._reply_tokens
 
         def prompt(start: int) -> list[Message]:
-            return [*_asking(), *(message for turn in turns[start:] for message in turn), *said]
+            return [*_asking(), *(message for turn in turns[start:] for message in turn), *new_messages]
 
         start = bisect.bisect_left(range(len(turns) + 1), True, key=lambda start: self._count(prompt(start)) <= room)
         if start > len(turns):
@@ -144,7 +144,7 @@ def _asking(question: str | None = None) -> list[Message]:
 
 def _with_passages(question: str, passages: Iterable[Passage]) -> str:
     """What the model is asked: the passages, and then the question."""
-    read = "\n\n".join(f"[{passage}]\n{passage.text.strip()}" for passage in passages)
-    if not read:
+    sources = "\n\n".join(f"[{passage}]\n{passage.text.strip()}" for passage in passages)
+    if not sources:
         return question
-    return f"{read}\n\nAnswer from these passages, and say so when they do not hold the answer.\n\n{question}"
+    return f"{sources}\n\nAnswer from these passages, and say so when they do not hold the answer.\n\n{question}"

@@ -144,9 +144,9 @@ def main(
         with embedllm.load(model, device=wished) as llm:
             screen = Screen(device=llm.device.name, runs_read_only=run_read_only)
             _introduce(llm, wished, screen)
-            kept = History() if ask is not None else _opened(history or default_file(), screen)
+            past_turns = History() if ask is not None else _opened(history or default_file(), screen)
             desktop = Desktop(Path.cwd(), notify=lambda text: screen.note(text, "bold"))
-            session = Session(screen, Assistant(llm, desktop.tools(), history=kept, allow=screen.allow), desktop)
+            session = Session(screen, Assistant(llm, desktop.tools(), history=past_turns, allow=screen.allow), desktop)
             if docs is not None:
                 session.read(docs)
             if ask is not None:
@@ -164,12 +164,12 @@ def main(
 def _introduce(llm: embedllm.Model, wished: Sequence[str], screen: Screen) -> None:
     """The device, and why it is none that was wished for before it."""
     screen.note(f"{llm.name} on {llm.device.name} ({llm.device.description}), context {llm.context} tokens; /help")
-    known = {device.name: device for device in embedllm.devices()}
+    devices = {device.name: device for device in embedllm.devices()}
     for name in wished:
         if name == llm.device.name:
             break
-        if name in known:
-            screen.note(f"not on {name}: {known[name].reason}")
+        if name in devices:
+            screen.note(f"not on {name}: {devices[name].reason}")
         elif name != "auto":
             screen.note(f"not on {name}: not found by this installation of embedllm")
 

@@ -178,8 +178,8 @@ class Desktop:
             name = file.relative_to(self.root).as_posix()
             if query in name.lower():
                 yield name
-            elif (found := _first_line(file, query)) is not None:
-                yield f"{name}:{found[0]}: {found[1]}"
+            elif (hit := _first_line(file, query)) is not None:
+                yield f"{name}:{hit[0]}: {hit[1]}"
 
 
 def outcome(call: ToolCall, tools: Mapping[str, Tool], allow: Callable[[ToolCall, Tool], bool]) -> tuple[bool, str]:

@@ -43,9 +43,9 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, folders: Mapping[str, Path], *given: object) -> None:
+    def __init__(self, folders: Mapping[str, Path], *arguments: object) -> None:
         self._folders = folders
-        super().__init__(*given)  # type: ignore[arg-type]  # a socket, an address and the server
+        super().__init__(*arguments)  # type: ignore[arg-type]  # a socket, an address and the server
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -61,10 +61,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("If-None-Match") == etag:
             return self._answer(HTTPStatus.NOT_MODIFIED, {"ETag": etag})
         headers = {"ETag": etag, "Content-Type": TYPES.get(file.suffix, "application/octet-stream")}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted is None or self.headers.get("If-Range", etag) != etag:
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if match is None or self.headers.get("If-Range", etag) != etag:
             return self._answer(HTTPStatus.OK, {**headers, "Accept-Ranges": "bytes"}, file)
-        start, last = int(wanted[1]), min(int(wanted[2] or facts.st_size), facts.st_size - 1)
+        start, last = int(match[1]), min(int(match[2] or facts.st_size), facts.st_size - 1)
         if start > last:
             return self._answer(
                 HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, {"Content-Range": f"bytes */{facts.st_size}"}
@@ -121,11 +121,11 @@ class Server(ThreadingHTTPServer):
 
 def folders(model: Path, modules: Path, python: Path | None) -> dict[str, Path]:
     """Every sample below its name."""
-    found = {"": HERE}
+    folders_by_path = {"": HERE}
     for sample in SAMPLES:
         parts = roots(sample, model=model, modules=modules, python=python if sample in NEEDS_PYTHON else None)
-        found |= {f"/{sample}/{prefix}".rstrip("/"): folder for prefix, folder in parts.items()}
-    return found
+        folders_by_path |= {f"/{sample}/{prefix}".rstrip("/"): folder for prefix, folder in parts.items()}
+    return folders_by_path
 
 
 def main() -> None:

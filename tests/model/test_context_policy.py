@@ -135,7 +135,7 @@ def test_what_is_seen_is_what_a_fresh_call_with_these_messages_computes(llm: Mod
     with llm.conversation(SYSTEM, when_full="drop-oldest") as talk:
         replies = talk_for(talk, 6, max_tokens=40)
         at = next(place for place, reply in enumerate(replies) if reply.statistics.dropped_tokens)
-        first = next(place for place, one in enumerate(talk.messages) if one is talk._seen.first)
+        first = next(place for place, one in enumerate(talk.messages) if one is talk._visible_history.first)
         shown = [talk.messages[0], *talk.messages[first : 2 * at + 2]]
         expected = llm.chat(shown, digits(llm), max_tokens=40)
         assert expected.tokens == replies[at].tokens
@@ -148,10 +148,10 @@ def test_a_turn_that_is_too_long_alone_is_an_error_and_changes_nothing(llm: Mode
     for policy in ("drop-oldest", "shift"):
         with llm.conversation(SYSTEM, when_full=policy) as talk:
             talk_for(talk, 3, max_tokens=10)
-            before, seen = list(talk.messages), talk._seen
+            before, seen = list(talk.messages), talk._visible_history
             with pytest.raises(ContextFull, match="512 can be held"):
                 talk.say("so long " * 300)
-            assert (talk.messages, talk._seen) == (before, seen)
+            assert (talk.messages, talk._visible_history) == (before, seen)
             assert talk.say("and now?", GREEDY, max_tokens=5).tokens
 
 

@@ -118,8 +118,8 @@ def bench(
             check_place(Path(path))
     plan = Plan(workload=workload, threads=usual_threads() if threads is None else threads, exact=exact,
                 prefix_cache=not no_prefix_cache)  # fmt: skip
-    found = _measure(specs, plan, (lambda text: None) if quiet else note)
-    _hand_out(found, json_path, plot)
+    results = _measure(specs, plan, (lambda text: None) if quiet else note)
+    _hand_out(results, json_path, plot)
 
 
 def _measure(specs: list[Spec], plan: Plan, say: Callable[[str], None]) -> dict[str, object]:
@@ -131,19 +131,19 @@ def _measure(specs: list[Spec], plan: Plan, say: Callable[[str], None]) -> dict[
 
     machine, meter = describe_machine(), open_meter()
     reader = Reader(plan.threads or usual_threads())
-    found, rates = measure(specs, plan, bandwidth=reader.rate, on_step=say)
+    findings, rates = measure(specs, plan, bandwidth=reader.rate, on_step=say)
     machine["load_average_after"] = load_average()
     energy = meter if isinstance(meter, str) else ""
-    return report(found, plan, machine=machine, rates=rates, read_threads=reader.threads, energy=energy)
+    return report(findings, plan, machine=machine, rates=rates, read_threads=reader.threads, energy=energy)
 
 
-def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None) -> None:
+def _hand_out(results: dict[str, object], json_path: str | None, plot: Path | None) -> None:
     """The table, or JSON in its place, on stdout; the files."""
-    text = json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(results, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     if json_path == "-":
         click.echo(text, nl=False)
     else:
-        show_report(found)
+        show_report(results)
         if json_path:
             from embedllm.files.atomic import atomic_write
 
@@ -152,4 +152,4 @@ def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None
     if plot is not None:
         from embedllm.profiling.bench.plot import draw
 
-        draw(found, plot)
+        draw(results, plot)

@@ -196,11 +196,11 @@ class Talk:
             action(rest[0].strip() if rest else "")
 
     def _reply(self, text: str) -> None:
-        said, self._images = user_message(text, self._images), []
+        message, self._images = user_message(text, self._images), []
         reply = (
-            self._plain_reply(said)
+            self._plain_reply(message)
             if self._tools is None
-            else self._tools.reply(self.conversation, said, self._sampling, self._settings)
+            else self._tools.reply(self.conversation, message, self._sampling, self._settings)
         )
         before = self._last.dropped_tokens if self._last else 0
         self._last = reply.statistics
@@ -210,10 +210,10 @@ class Talk:
         if self._settings.stats:
             say_statistics(reply.statistics)
 
-    def _plain_reply(self, said: Message) -> Completion:
+    def _plain_reply(self, message: Message) -> Completion:
         cancel = Cancel()
         with stopped_by_ctrl_c(cancel):
-            chunks = self.conversation.stream(said, self._sampling, cancel=cancel, **self._settings.reply)
+            chunks = self.conversation.stream(message, self._sampling, cancel=cancel, **self._settings.reply)
             return show(chunks, reasoning=self._settings.reasoning == "show", is_markdown=self._settings.is_markdown)
 
     def _reset(self, _: str) -> None:

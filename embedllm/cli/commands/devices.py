@@ -44,14 +44,14 @@ def devices(*, as_json: bool, probe: bool, report: bool, model: str | None) -> N
     if report:
         _report_devices(model or "demo", as_json=as_json)
         return
-    found = list(listing(probe=probe, tuning=_tuning_of(model)))
-    if probe and not any(one.is_probed for one in found):
+    rows = list(listing(probe=probe, tuning=_tuning_of(model)))
+    if probe and not any(one.is_probed for one in rows):
         note("nothing to probe: no GPU or plug-in is available")
     if as_json:
-        click.echo(json.dumps([listed.as_json() for listed in found], ensure_ascii=False))
+        click.echo(json.dumps([listed.as_json() for listed in rows], ensure_ascii=False))
         return
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    click.echo("\n".join(device_lines(found, columns)))
+    click.echo("\n".join(device_lines(rows, columns)))
 
 
 def _tuning_of(model: str | None) -> Tuning | None:
@@ -59,30 +59,30 @@ def _tuning_of(model: str | None) -> Tuning | None:
     from embedllm.loading.tuning_record import recall
 
     try:
-        found = recall(open_folder(model or "demo"))
+        record = recall(open_folder(model or "demo"))
     except PackageError:
         if model is not None:
             raise
         return None
-    if found.is_stale:
-        note(found.reason)
-    return found.tuning
+    if record.is_stale:
+        note(record.reason)
+    return record.tuning
 
 
-def device_lines(found: Sequence[ListedDevice], columns: int | None = None) -> list[str]:
+def device_lines(rows: Sequence[ListedDevice], columns: int | None = None) -> list[str]:
     """A table for people, available devices first: the name, yes or no, and what is to be said, line by line.
 
     columns: of the terminal, where lines are folded; None: nowhere. A remedy never is, so that it can be copied.
     """
-    name_width = max(map(len, ["device", *(one.device.name for one in found)])) + 2
+    name_width = max(map(len, ["device", *(one.device.name for one in rows)])) + 2
     indent = " " * (name_width + len("yes  "))
     lines = [f"{'device':{name_width}}available"]
-    for one in sorted(found, key=lambda one: not one.probed_device.available):  # a stable sort: else in their own order
-        said = [line for fact in _facts_of(one) for line in _folded(fact, columns, len(indent))]
+    for one in sorted(rows, key=lambda one: not one.probed_device.available):  # a stable sort: else in their own order
+        texts = [line for fact in _facts_of(one) for line in _folded(fact, columns, len(indent))]
         if not one.probed_device.available and one.probed_device.remedy:
-            said.append(one.probed_device.remedy)
+            texts.append(one.probed_device.remedy)
         name = f"{one.device.name:{name_width}}{'yes' if one.probed_device.available else 'no'}".ljust(len(indent))
-        lines += [f"{start}{line}" for start, line in zip([name, *[indent] * len(said)], said, strict=False)]
+        lines += [f"{start}{line}" for start, line in zip([name, *[indent] * len(texts)], texts, strict=False)]
     return lines
 
 
@@ -109,15 +109,15 @@ def _report_devices(model: str, *, as_json: bool) -> None:
 
     package = open_folder(model)
     facts = {**machine(), "model": package.name}
-    found = []
+    device_trials = []
     if not as_json:
         click.echo("\n".join(f"{key}: {value}" for key, value in facts.items()))
     for trial in trials(package, lambda name: note(f"{name} ...")):
-        found.append(trial)
+        device_trials.append(trial)
         if not as_json:
             click.echo(_trial_text(trial))
     if as_json:
-        click.echo(json.dumps({"machine": facts, "devices": [dataclasses.asdict(trial) for trial in found]}))
+        click.echo(json.dumps({"machine": facts, "devices": [dataclasses.asdict(trial) for trial in device_trials]}))
 
 
 def _trial_text(trial: Trial) -> str:

@@ -62,12 +62,12 @@ def embed(
     truncate: bool,
 ) -> None:
     """Compute the embedding of each TEXT with the model in FOLDER: one JSON list of numbers per line."""
-    given = _texts(texts, file)
+    inputs = _texts(texts, file)
     import embedllm
 
     with embedllm.load(folder, device=device, threads=threads, exact=exact) as model:
-        found = model.embed(given, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
-    for vector in found.tolist():
+        vectors = model.embed(inputs, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
+    for vector in vectors.tolist():
         click.echo(json.dumps(vector))
 
 
@@ -96,8 +96,8 @@ def rerank(
     with embedllm.load(folder, device=device, threads=threads, exact=exact) as model:
         ranked = model.rerank(query, documents, top=top, truncate=truncate)
     for one in ranked:
-        found = {"index": one.index, "score": one.score, "text": documents[one.index]}
-        click.echo(json.dumps(found, ensure_ascii=False))
+        row = {"index": one.index, "score": one.score, "text": documents[one.index]}
+        click.echo(json.dumps(row, ensure_ascii=False))
 
 
 def _texts(texts: Sequence[str], file: Path | None) -> list[str]:
@@ -111,7 +111,7 @@ def _texts(texts: Sequence[str], file: Path | None) -> list[str]:
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"'{file}' is no UTF-8 text ({error.reason} at byte {error.start}).") from error
-    found = [line for line in lines if line.strip()]
-    if not found:
+    text_lines = [line for line in lines if line.strip()]
+    if not text_lines:
         raise ValueError(f"'{file}' has no texts; expected one per line.")
-    return found
+    return text_lines

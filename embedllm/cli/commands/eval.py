@@ -92,9 +92,9 @@ def evaluate(
     way: bool | Literal["both"] = "both" if exact_too else exact
     names = select.names_in(device or "")
     with progress_bar(is_shown=not quiet) as on_progress:
-        found = run(models, text, against=against, tokens=tokens, window=window, tasks=tasks, threads=threads,
-                    device=names if len(names) > 1 else device, exact=way, on_progress=on_progress)  # fmt: skip
-    _write(found, json_file, plot)
+        evaluation = run(models, text, against=against, tokens=tokens, window=window, tasks=tasks, threads=threads,
+                         device=names if len(names) > 1 else device, exact=way, on_progress=on_progress)  # fmt: skip
+    _write(evaluation, json_file, plot)
 
 
 def _check_places(json_file: Path | None, plot: Path | None) -> None:
@@ -110,12 +110,12 @@ def _check_places(json_file: Path | None, plot: Path | None) -> None:
             check_place(file)
 
 
-def _write(found: Evaluation, json_file: Path | None, plot: Path | None) -> None:
-    data = json.dumps({"embedllm": __version__, **asdict(found)}, ensure_ascii=False, allow_nan=False)
+def _write(evaluation: Evaluation, json_file: Path | None, plot: Path | None) -> None:
+    data = json.dumps({"embedllm": __version__, **asdict(evaluation)}, ensure_ascii=False, allow_nan=False)
     if json_file == Path("-"):
         click.echo(data)
     else:
-        _show(found)
+        _show(evaluation)
     if json_file is not None and json_file != Path("-"):
         from embedllm.files.atomic import atomic_write
 
@@ -125,19 +125,22 @@ def _write(found: Evaluation, json_file: Path | None, plot: Path | None) -> None
     if plot is not None:
         from embedllm.evaluation.plot import write_plot
 
-        write_plot(found, plot)
+        write_plot(evaluation, plot)
         note(f"wrote '{plot}'")
 
 
-def _show(found: Evaluation) -> None:
+def _show(evaluation: Evaluation) -> None:
     console = new_console()
-    if found.text is not None:
-        read = found.text
-        left = f"; {read.left_out:,} at the ends of documents left out" if read.left_out else ""
-        console.print(f"{read.tokens:,} tokens of {read.file} in windows of {read.window:,}{left}", markup=False)
-    scores = [*([found.base] if found.base else []), *found.models]
-    columns = ["model", "device", "MB", "bits/weight", *_text_columns(found), *(t.group for t in scores[0].tasks)]
-    rows = [[*_about(one, is_base=one is found.base), *_text_cells(one, found), *_task_cells(one)] for one in scores]
+    if evaluation.text is not None:
+        text = evaluation.text
+        left = f"; {text.left_out:,} at the ends of documents left out" if text.left_out else ""
+        console.print(f"{text.tokens:,} tokens of {text.file} in windows of {text.window:,}{left}", markup=False)
+    scores = [*([evaluation.base] if evaluation.base else []), *evaluation.models]
+    columns = ["model", "device", "MB", "bits/weight", *_text_columns(evaluation), *(t.group for t in scores[0].tasks)]
+    rows = [
+        [*_about(one, is_base=one is evaluation.base), *_text_cells(one, evaluation), *_task_cells(one)]
+        for one in scores
+    ]
     console.print(new_table(columns, rows, numbers_from=2))
 
 
@@ -149,17 +152,17 @@ def _about(one: ModelScore, *, is_base: bool) -> Iterable[str]:
     yield "unknown" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}"
 
 
-def _text_columns(found: Evaluation) -> tuple[str, ...]:
-    if found.text is None:
+def _text_columns(evaluation: Evaluation) -> tuple[str, ...]:
+    if evaluation.text is None:
         return ()
-    return ("perplexity", "ratio", "mean KL", "95 % KL", "99 % KL", "same top") if found.base else ("perplexity",)
+    return ("perplexity", "ratio", "mean KL", "95 % KL", "99 % KL", "same top") if evaluation.base else ("perplexity",)
 
 
-def _text_cells(one: ModelScore, found: Evaluation) -> Iterable[str]:
+def _text_cells(one: ModelScore, evaluation: Evaluation) -> Iterable[str]:
     if one.text is None:
         return
     yield f"{one.text.perplexity:.3f}"
-    if found.base is None:
+    if evaluation.base is None:
         return
     if (far := one.text.divergence) is None:
         yield from ("",) * 5

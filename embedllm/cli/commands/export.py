@@ -153,11 +153,11 @@ def export(
             check_place(named_place(out), replace, inputs=inputs)  # before anything is downloaded
             if openvino_tokenizer or openvino_images:
                 check_installed()
-            found, encoder = export_source(
+            checkpoint, encoder = export_source(
                 source, mmproj=mmproj or not no_mmproj, revision=revision, on_progress=on_progress
             )
             convert(
-                found,
+                checkpoint,
                 out,
                 recipe,
                 exporter=exporter,
@@ -232,7 +232,7 @@ def _summarize(source: str, out: Path, seconds: float, *, shard: int | None, qui
         else:
             note(f"next: {_next_command(package, out)}")
     if as_json:
-        found = {
+        summary = {
             "folder": str(out),
             "name": package.name,
             "bytes": size,
@@ -246,14 +246,14 @@ def _summarize(source: str, out: Path, seconds: float, *, shard: int | None, qui
             "verification": package.manifest.get("verification"),
             "mtp_layers": package.manifest.get("mtp_layers", 0),
         }
-        click.echo(json.dumps(found, ensure_ascii=False))
+        click.echo(json.dumps(summary, ensure_ascii=False))
 
 
 def _differences(measured: Mapping[str, object]) -> str:
     """What --verify has measured, in one line; 'embedllm inspect' has all of it."""
-    graphs = {name: found for name, found in measured.items() if isinstance(found, dict)}
-    return "; ".join(f"{name} KL {found['kl_mean']:.3g}, same top token {found['same_top']:.1%}"
-                     for name, found in graphs.items() if "kl_mean" in found)  # fmt: skip
+    graphs = {name: difference for name, difference in measured.items() if isinstance(difference, dict)}
+    return "; ".join(f"{name} KL {difference['kl_mean']:.3g}, same top token {difference['same_top']:.1%}"
+                     for name, difference in graphs.items() if "kl_mean" in difference)  # fmt: skip
 
 
 def _about_heads(layers: object, source: str, out: Path) -> str:

@@ -16,14 +16,14 @@ def families(as_json: bool) -> None:
     """List the model types that can be exported ('model_type' in a config.json), and their models."""
     from embedllm.export import architectures, encoders
 
-    known = [(name, *architectures.about(name), ["chat"]) for name in architectures.families()]
+    rows = [(name, *architectures.about(name), ["chat"]) for name in architectures.families()]
     for name in encoders.families():
         tasks = ["embed", "rerank"] if encoders.reranks(name) else ["embed"]
-        known.append((name, *encoders.about(name), tasks))
+        rows.append((name, *encoders.about(name), tasks))
     if as_json:
         keys = ("model_type", "models", "has", "tasks")
-        click.echo(json.dumps([dict(zip(keys, one, strict=True)) for one in known]))
+        click.echo(json.dumps([dict(zip(keys, one, strict=True)) for one in rows]))
         return
-    width = max(len(name) for name, *_ in known)
-    for name, models, _, tasks in known:
+    width = max(len(name) for name, *_ in rows)
+    for name, models, _, tasks in rows:
         click.echo(f"{name:{width}}  {models}" + ("" if tasks == ["chat"] else f" ({', '.join(tasks)})"))

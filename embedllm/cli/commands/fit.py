@@ -35,15 +35,15 @@ def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_
     from embedllm.loading.memory_estimate import estimate_memory
 
     package = _described(model)
-    found = [
+    estimates = [
         estimate_memory(package, one, context=context, exact=exact)
         for one in _devices(package, device or "", exact=exact)
     ]
     if as_json:
-        click.echo(json.dumps([_as_json(one) for one in found], ensure_ascii=False))
+        click.echo(json.dumps([_as_json(one) for one in estimates], ensure_ascii=False))
         return
-    _show(found)
-    if any(not one.is_measured for one in found):
+    _show(estimates)
+    if any(not one.is_measured for one in estimates):
         note("~ rough estimate: weights file and KV cache, without the overhead of the runtime")
 
 
@@ -65,10 +65,10 @@ def _devices(package: Package, requested: str, *, exact: bool) -> list[Device]:
     from embedllm.backends.devices import selection as select
     from embedllm.loading.tuning_record import recall
 
-    found = registry.DeviceCatalog(package, exact=exact)
+    catalog = registry.DeviceCatalog(package, exact=exact)
     if not requested:
-        return [device for device in found.everything() if device.available]
-    search = select.DeviceSearch(found.lookup, requested, fastest=recall(package, exact=exact).fastest)
+        return [device for device in catalog.everything() if device.available]
+    search = select.DeviceSearch(catalog.lookup, requested, fastest=recall(package, exact=exact).fastest)
     for device in search:
         return [device]
     raise search.failure()
@@ -78,7 +78,7 @@ def _as_json(one: MemoryEstimate) -> dict[str, object]:
     return {**dataclasses.asdict(one), "needed_bytes": one.needed_bytes, "fits": one.fits}
 
 
-def _show(found: Sequence[MemoryEstimate]) -> None:
+def _show(estimates: Sequence[MemoryEstimate]) -> None:
     columns = ("device", "", "context", "weights", "KV", "scratch", "needed, MiB", "free, MiB", "fits up to")
     rows = [
         (
@@ -88,7 +88,7 @@ def _show(found: Sequence[MemoryEstimate]) -> None:
             *map(_mib, (one.weights_bytes, one.kv_bytes, one.scratch_bytes, one.needed_bytes, one.free_bytes)),
             _largest(one.largest_context),
         )
-        for one in found
+        for one in estimates
     ]
     new_console().print(new_table(columns, rows, numbers_from=2))
 

@@ -47,5 +47,5 @@ def graph(folder: str, *, variant_name: str, sample: Path | None, as_json: bool)
     size = (place / written.file).stat().st_size
     note(f"wrote '{place / written.file}': {variant_name}, {size:,} bytes")
     if as_json:
-        found = {"folder": str(place), "file": written.file, "variant": written.variant, "bytes": size}
-        click.echo(json.dumps(found, ensure_ascii=False))
+        summary = {"folder": str(place), "file": written.file, "variant": written.variant, "bytes": size}
+        click.echo(json.dumps(summary, ensure_ascii=False))

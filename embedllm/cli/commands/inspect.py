@@ -45,8 +45,8 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
         raise package.refusal(faults)  # all that is described follows from it
     description = describe_package(package, contexts)
     if as_json:
-        found = {**dataclasses.asdict(description), "checked": check, "faults": faults}
-        click.echo(json.dumps(found, ensure_ascii=False))
+        summary = {**dataclasses.asdict(description), "checked": check, "faults": faults}
+        click.echo(json.dumps(summary, ensure_ascii=False))
     else:
         _show(description, faults if check else None)
     if faults:
@@ -58,16 +58,16 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
 def _inspect_external(package: Package, contexts: Sequence[int], *, check: bool, as_json: bool) -> None:
     from embedllm.profiling.inspection.external_report import describe_external, facts
 
-    found = describe_external(package, contexts)
+    description = describe_external(package, contexts)
     if check:
         raise ValueError(f"'{package.folder}' has no manifest with hashes to check; leave out --check.")
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+        click.echo(json.dumps(dataclasses.asdict(description), ensure_ascii=False))
         return
     console = new_console()
-    console.print(_pairs(facts(found)))
+    console.print(_pairs(facts(description)))
     console.print(f"\n[bold]{_MEMORY}[/bold]")
-    console.print(_memory(found.memory))
+    console.print(_memory(description.memory))
 
 
 def open_folder(folder: str) -> Package:
@@ -78,43 +78,44 @@ def open_folder(folder: str) -> Package:
     return open_package(find_package(folder, local_files_only=True), whole=False)
 
 
-def _show(found: Description, faults: Mapping[str, str] | None) -> None:
+def _show(description: Description, faults: Mapping[str, str] | None) -> None:
     """faults: by file, none when all are as exported; None when that was not looked at."""
     console = new_console()
     for title, table in (
-        ("", _pairs(_facts(found))),
-        ("weights file, bytes", _storage(found)),
-        (_MEMORY, _memory(found.memory)),
-        ("graphs", _graphs(found)),
-        ("files", _files(found, faults)),
-        ("differences from the reference, measured at export", _verification(found.verification)),
+        ("", _pairs(_facts(description))),
+        ("weights file, bytes", _storage(description)),
+        (_MEMORY, _memory(description.memory)),
+        ("graphs", _graphs(description)),
+        ("files", _files(description, faults)),
+        ("differences from the reference, measured at export", _verification(description.verification)),
     ):
         if table is not None:
             if title:
                 console.print(f"\n[bold]{title}[/bold]")
             console.print(table)
-    for graph in found.graphs:
+    for graph in description.graphs:
         for problem in graph.problems:
             console.print(f"problem in {graph.file}: {problem}", style="red", markup=False)
 
 
-def _facts(found: Description) -> Iterable[tuple[str, str]]:
-    tokens = found.tokens
+def _facts(description: Description) -> Iterable[tuple[str, str]]:
+    tokens = description.tokens
     stop = ", ".join(map(str, tokens.stop)) or "none"
-    yield "name", found.name
-    yield "folder", found.folder
-    yield "source", found.source or "not recorded"
-    yield "license", found.license or "not recorded"
-    yield "task", found.task
-    yield from _shape(found.architecture)
-    yield "parameters", f"{found.parameters:,}"
-    yield "matrices", f"{_packing(found)}: {found.matrix_bits_per_weight:.2f} bits per weight with scales"
+    yield "name", description.name
+    yield "folder", description.folder
+    yield "source", description.source or "not recorded"
+    yield "license", description.license or "not recorded"
+    yield "task", description.task
+    yield from _shape(description.architecture)
+    yield "parameters", f"{description.parameters:,}"
+    yield "matrices", f"{_packing(description)}: {description.matrix_bits_per_weight:.2f} bits per weight with scales"
     yield (
         "weights file",
-        f"{_mb(found.weights_bytes)} MB, {found.bits_per_weight:.2f} bits per parameter but for rotary tables",
+        f"{_mb(description.weights_bytes)} MB, {description.bits_per_weight:.2f} bits per parameter "
+        "but for rotary tables",
     )
     yield "tokens", f"bos {_or_none(tokens.bos)}, pad {_or_none(tokens.pad)}, stop {stop}"
-    yield "written by", found.created_by or "not recorded"
+    yield "written by", description.created_by or "not recorded"
 
 
 def _rope(rope: Mapping[str, object]) -> str:
@@ -145,9 +146,9 @@ def _shape(model: Architecture) -> Iterable[tuple[str, str]]:
     yield "context", f"{model.context:,} tokens"
 
 
-def _packing(found: Description) -> str:
+def _packing(description: Description) -> str:
     ways = []
-    for way in found.packing:
+    for way in description.packing:
         kind = f"{way.bits}-bit floats"
         if way.group_size is not None:
             zeros = "with minimums" if way.has_minimum else "symmetric" if way.symmetric else "with zero points"
@@ -157,16 +158,16 @@ def _packing(found: Description) -> str:
     return "; ".join(ways)
 
 
-def _storage(found: Description) -> Table:
+def _storage(description: Description) -> Table:
     columns = ("", "values", "scales", "zero points", "biases", "total", "share")
     rows = [
         (
             share.kind,
             *(f"{n:,}" if n else "" for n in (share.values, share.scales, share.zero_points, share.biases)),
             f"{share.total:,}",
-            f"{share.total / found.weights_bytes:.1%}",
+            f"{share.total / description.weights_bytes:.1%}",
         )
-        for share in found.storage
+        for share in description.storage
     ]
     return new_table(columns, rows, numbers_from=1)
 
@@ -180,27 +181,29 @@ def _memory(lengths: Iterable[Memory]) -> Table:
     return new_table(columns, rows, numbers_from=0)
 
 
-def _graphs(found: Description) -> Table:
+def _graphs(description: Description) -> Table:
     rows = []
-    for graph in found.graphs:
+    for graph in description.graphs:
         fit = "not checked: onnx is not installed"
         if graph.problems:
             fit = f"problems, see below: {len(graph.problems)}"
         elif graph.weights is not None:
-            held = f"; {graph.held_to} have all its operators" if graph.held_to else ""
-            fit = f"{graph.weights}, all in the weights file, none stored twice{held}"
+            support = f"; {graph.held_to} have all its operators" if graph.held_to else ""
+            fit = f"{graph.weights}, all in the weights file, none stored twice{support}"
         unused = "" if graph.unused_bytes is None else f"{graph.unused_bytes:,}"
         rows.append((graph.file, graph.variant, f"{graph.bytes:,}", unused, fit))
     return new_table(("file", "variant", "bytes", "unused bytes", "weights"), rows)
 
 
-def _files(found: Description, faults: Mapping[str, str] | None) -> Table:
+def _files(description: Description, faults: Mapping[str, str] | None) -> Table:
     def state(name: str) -> str:
         if faults is None:
             return "by the manifest"
         return "NOT as exported" if name in faults else "as exported"
 
-    rows = [(name, f"{entry.bytes:,}", f"{entry.sha256[:16]}…", state(name)) for name, entry in found.files.items()]
+    rows = [
+        (name, f"{entry.bytes:,}", f"{entry.sha256[:16]}…", state(name)) for name, entry in description.files.items()
+    ]
     return new_table(("file", "bytes", "sha256", ""), rows)
 
 

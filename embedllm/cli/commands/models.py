@@ -35,11 +35,11 @@ def models(removed: tuple[str, ...], *, keep_downloads: bool, as_json: bool) -> 
     _remove(removed, keep_downloads=keep_downloads)
     if removed and not as_json:
         return
-    found = kept_models()
+    entries = kept_models()
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
+        click.echo(json.dumps([dataclasses.asdict(one) for one in entries], ensure_ascii=False))
         return
-    if not found:
+    if not entries:
         note("no cached models")
         return
     columns = ("model", "what", "commit", "last used", "MB")
@@ -51,10 +51,10 @@ def models(removed: tuple[str, ...], *, keep_downloads: bool, as_json: bool) -> 
             f"{datetime.fromtimestamp(one.used):%Y-%m-%d %H:%M}",
             f"{one.bytes / 1e6:,.1f}",
         )
-        for one in found
+        for one in entries
     ]
     new_console().print(new_table(columns, rows, numbers_from=4))
-    note(f"{sum(one.bytes for one in found) / 1e9:,.2f} GB in total; embedllm models --remove NAME deletes a model")
+    note(f"{sum(one.bytes for one in entries) / 1e9:,.2f} GB in total; embedllm models --remove NAME deletes a model")
 
 
 @click.command(short_help="Download a Hugging Face model, or export a GGUF file.")

@@ -161,9 +161,9 @@ def _read(text: str | None) -> str:
     if text is not None and text != "-":
         piped = _stdin() if _is_piped() else ""
         return f"{text}\n\n{piped}" if piped.strip() else text
-    if not (read := _stdin()).strip():
+    if not (piped_text := _stdin()).strip():
         raise click.UsageError("stdin has no text.")
-    return read
+    return piped_text
 
 
 def _is_piped() -> bool:
@@ -192,5 +192,5 @@ def _lacks_template(llm: Model, settings: Settings, *, has_images: bool) -> bool
 
 
 def _messages(system: str | None, text: str, images: Sequence[JSON]) -> list[Message]:
-    said = user_message(text.rstrip("\r\n"), images)
-    return [said] if system is None else [{"role": "system", "content": system}, said]
+    message = user_message(text.rstrip("\r\n"), images)
+    return [message] if system is None else [{"role": "system", "content": system}, message]

@@ -31,21 +31,21 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     """A size such as 8G."""
     if value is None:
         return None
-    found = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", value.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", value.strip().lower())
+    if match is None:
         raise click.BadParameter(f"{value!r} is no size; expected bytes, or a number with K, M or G: 8G.")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Options of the form NAME=VALUE."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for value in values:
         name, equals, rest = value.partition("=")
         if not (name and equals and rest):
             raise click.BadParameter(f"{value!r} is not NAME=VALUE.")
-        found[name] = rest
-    return found
+        pairs[name] = rest
+    return pairs
 
 
 @click.command(short_help="Serve models over HTTP: OpenAI's and Anthropic's APIs.")
@@ -268,10 +268,10 @@ def _tool_servers(file: Path | None) -> Iterator[ToolServers | None]:
     from embedllm.integrations.mcp import McpServers
 
     with McpServers(file) as servers:
-        found = servers.tools_by_server
-        for label, tools in found.items():
+        tools_by_server = servers.tools_by_server
+        for label, tools in tools_by_server.items():
             note(f"MCP server {label}: {', '.join(tools) or 'no tools'}")
-        yield found
+        yield tools_by_server
 
 
 @contextmanager
@@ -300,10 +300,10 @@ def served_models(
     from embedllm.server.model_names import ServedModel
 
     named = [_named(model) for model in models]
-    known = [name for name, _ in named]
+    names = [name for name, _ in named]
     for option, used in (("--pin", pinned), ("--alias", aliases.values())):
-        if odd := [name for name in used if name not in known]:
-            raise click.UsageError(f"{option} names '{odd[0]}'; the models are: {', '.join(known)}.")
+        if odd := [name for name in used if name not in names]:
+            raise click.UsageError(f"{option} names '{odd[0]}'; the models are: {', '.join(names)}.")
     if options.draft is not None and len(named) > 1:
         raise click.UsageError("--draft goes with one model.")
     return [
@@ -328,10 +328,10 @@ def _named(model: str) -> tuple[str, str]:
 
 
 def _api_keys(file: Path | None) -> tuple[str, ...]:
-    given = os.environ.get("EMBEDLLM_API_KEY", "").split(",")
+    keys = os.environ.get("EMBEDLLM_API_KEY", "").split(",")
     if file is not None:
-        given += file.read_text(encoding="utf-8").splitlines()
-    return tuple(key.strip() for key in given if key.strip())
+        keys += file.read_text(encoding="utf-8").splitlines()
+    return tuple(key.strip() for key in keys if key.strip())
 
 
 def _check_installed() -> None:

@@ -60,12 +60,12 @@ def shard(
         if left_out:
             note(f"not copied, because the manifest does not list them: {', '.join(left_out)}")
     if as_json:
-        found = {
+        summary = {
             "folder": str(out),
             "bytes": sum(entry.bytes for entry in package.files.values()),
             "shards": {name: [shard.file for shard in each] for name, each in package.shards.items()},
         }
-        click.echo(json.dumps(found, ensure_ascii=False))
+        click.echo(json.dumps(summary, ensure_ascii=False))
 
 
 def describe_shards(package: Package, size: int) -> str:

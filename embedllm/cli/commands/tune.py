@@ -46,13 +46,13 @@ def tune(
         click.echo(json.dumps({"forgotten": count}) if as_json else f"forgotten: {count}")
         return
     fetch(model)
-    said: set[str] = set()
+    trials: set[str] = set()
 
     def say(trial: str) -> None:
-        if not said:
+        if not trials:
             _say_if_busy()
-        if trial not in said:
-            said.add(trial)
+        if trial not in trials:
+            trials.add(trial)
             note(trial)
 
     tuning = embedllm.tune(model, devices=devices, seconds=seconds, exact=exact, kv=kv, on_trial=say)

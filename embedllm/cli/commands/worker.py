@@ -21,16 +21,16 @@ def worker() -> None:
     """
     from embedllm.integrations.worker.server import Worker
 
-    stdin, stdout = _taken_over()
-    found = Worker(lambda size: os.read(stdin, size), _writer(stdout))
-    code = found.serve()
-    if not found.is_idle:  # a runtime in the middle of its work would be torn down under its own threads
+    stdin, stdout = _take_over()
+    server = Worker(lambda size: os.read(stdin, size), _writer(stdout))
+    code = server.serve()
+    if not server.is_idle:  # a runtime in the middle of its work would be torn down under its own threads
         sys.stderr.flush()
         os._exit(code)
     click.get_current_context().exit(code)
 
 
-def _taken_over() -> tuple[int, int]:
+def _take_over() -> tuple[int, int]:
     """Descriptors of the real stdin and stdout, which nothing else can reach from now on.
 
     What a library prints goes to stderr, even when it was written in C; a child process inherits neither.

@@ -32,27 +32,27 @@ def atoms(text: str, before: str, *, is_final: bool, style: str = "", colours: b
     before: the character before the text, empty at the start of a line. is_final: the line ends here; nothing waits.
     style: of what has no marks.
     """
-    found: list[Atom] = []
+    line_atoms: list[Atom] = []
     at = 0
     while at < len(text):
         if plain := _PLAIN.match(text, at):
-            found.append(Atom(plain[0], style))
+            line_atoms.append(Atom(plain[0], style))
             at = plain.end()
             continue
         rest = text[at:]
         may_wait = not is_final and len(rest) < _LONGEST
         parsed = _parse(rest, text[at - 1] if at else before, style=style, colours=colours, may_wait=may_wait)
         if parsed is None:
-            return found, rest
+            return line_atoms, rest
         added, length = parsed
-        found += added
+        line_atoms += added
         at += length
-    return found, ""
+    return line_atoms, ""
 
 
-def ansi(found: list[Atom]) -> str:
+def ansi(line_atoms: list[Atom]) -> str:
     """The atoms with their escape sequences."""
-    parts = groupby(found, key=lambda one: one.style)
+    parts = groupby(line_atoms, key=lambda one: one.style)
     return "".join(styled("".join(one.text for one in same), style) for style, same in parts)
 
 

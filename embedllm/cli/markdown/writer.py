@@ -90,23 +90,23 @@ class MarkdownWriter:
     def _begin_text(self) -> None:
         line, self._line = self._line, ""
         first = indent = ""
-        self._style, read = "", 0
+        self._style, length = "", 0
         if heading := _HEADING.match(line):
             # a single one stays: it may be the comment of a command
-            first, self._style, read = styled("# ", BOLD) * (len(heading[1]) == 1), BOLD, heading.end()
+            first, self._style, length = styled("# ", BOLD) * (len(heading[1]) == 1), BOLD, heading.end()
         elif item := _ITEM.match(line):
             mark = "•" if item[2] in "-*" else item[2]
             first = f"{item[1].expandtabs(4)}{mark} "
-            indent, read = " " * cell_len(first), item.end()
+            indent, length = " " * cell_len(first), item.end()
         elif quote := _QUOTE.match(line):
             first = indent = styled("│ ", DIM) * quote[1].count(">")
-            read = quote.end()
+            length = quote.end()
         else:
-            read = len(line) - len(line.lstrip())
-            first = indent = line[:read].expandtabs(4)
+            length = len(line) - len(line.lstrip())
+            first = indent = line[:length].expandtabs(4)
         self._wrap.begin(first, indent)
         self._last, self._take = "", self._take_text
-        for character in line[read:]:
+        for character in line[length:]:
             self._take_text(character)
 
     def _end_undecided(self) -> None:
@@ -125,10 +125,10 @@ class MarkdownWriter:
         is_final = character == "\n"
         if not is_final:
             self._line += character
-        found, rest = atoms(self._line, self._last, is_final=is_final, style=self._style, colours=self._colours)
-        read = len(self._line) - len(rest)
-        self._last, self._line = self._line[read - 1 : read] or self._last, rest
-        for one in found:
+        line_atoms, rest = atoms(self._line, self._last, is_final=is_final, style=self._style, colours=self._colours)
+        length = len(self._line) - len(rest)
+        self._last, self._line = self._line[length - 1 : length] or self._last, rest
+        for one in line_atoms:
             self._wrap.add(one.text, one.style)
         if is_final:
             self._wrap.end()

@@ -112,10 +112,10 @@ class McpServers:
     @property
     def tools_by_server(self) -> dict[str, dict[str, FunctionTool]]:
         """The same tools by the names of their servers, and by their own: for `tool_servers` of embedllm.server."""
-        found: dict[str, dict[str, FunctionTool]] = {server: {} for server in self._configurations}
+        tools: dict[str, dict[str, FunctionTool]] = {server: {} for server in self._configurations}
         for name, listed in self._tools.items():
-            found[listed.server][name] = self._function_tool(name, listed)
-        return found
+            tools[listed.server][name] = self._function_tool(name, listed)
+        return tools
 
     def server_of(self, name: str) -> str:
         """The server of a tool in `tools`. Raises KeyError for another name."""
@@ -272,35 +272,35 @@ async def _list_tools(client: Client) -> list[mcp_types.Tool]:
 
 def _usable(server: str, tools: Sequence[mcp_types.Tool]) -> list[mcp_types.Tool]:
     """The tools that can be called; a warning for each of the others."""
-    found: dict[str, mcp_types.Tool] = {}
+    tools_by_name: dict[str, mcp_types.Tool] = {}
     if len(tools) > _MAX_TOOLS:
         _log.warning("the MCP server '%s' lists %d tools; those after %d are left out", server, len(tools), _MAX_TOOLS)
     for tool in tools[:_MAX_TOOLS]:
         try:
-            if tool.name in found:
+            if tool.name in tools_by_name:
                 raise ValueError("another one has its name")
             if (size := len(json.dumps(tool.input_schema))) > _SCHEMA_CHARS:
                 raise ValueError(f"its schema has {size} characters, expected {_SCHEMA_CHARS} at most")
         except ValueError as error:
             _log.warning("the MCP server '%s': its tool %.100r is left out: %.500s", server, tool.name, error)
         else:
-            found[tool.name] = tool
-    return list(found.values())
+            tools_by_name[tool.name] = tool
+    return list(tools_by_name.values())
 
 
 def _named(listed: Sequence[_Listed]) -> dict[str, _Listed]:
     """The tools by names of their own, which every template and grammar takes."""
     plain = [_NOT_A_NAME.sub("_", one.tool.name)[:_NAME_CHARS] or "_" for one in listed]
-    found: dict[str, _Listed] = {}
+    tools_by_name: dict[str, _Listed] = {}
     for name, one in zip(plain, listed, strict=True):
         whole = name if plain.count(name) == 1 else _NOT_A_NAME.sub("_", f"{one.server}_{name}")[:_NAME_CHARS]
         number = 2
         unique = whole
-        while unique in found or (unique != name and unique in plain):
+        while unique in tools_by_name or (unique != name and unique in plain):
             unique = f"{whole[: _NAME_CHARS - 4]}_{number}"
             number += 1
-        found[unique] = one
-    return found
+        tools_by_name[unique] = one
+    return tools_by_name
 
 
 def _schema(name: str, tool: mcp_types.Tool) -> dict[str, JSON]:
@@ -334,9 +334,9 @@ def _first(error: BaseException) -> Exception:
 def _reason(error: Exception, connection: _Connection) -> str:
     """In words, with what a server said last on stderr where its connection has ended."""
     first = _first(error)
-    said = " ".join(replace_surrogates(str(first)).split()).rstrip(".") or type(first).__name__
+    message = " ".join(replace_surrogates(str(first)).split()).rstrip(".") or type(first).__name__
     has_ended = isinstance(first, MCPError) and first.code == mcp_types.CONNECTION_CLOSED
     if isinstance(first, FileNotFoundError):
         return f"there is no command '{connection.configuration.command}'"
     last = replace_surrogates(connection.stderr.last_line)
-    return f"{said}; it said last: {last[:500].rstrip('.')}" if has_ended and last else said
+    return f"{message}; it said last: {last[:500].rstrip('.')}" if has_ended and last else message

@@ -61,7 +61,7 @@ def parse_servers(servers: Mapping[str, JSON], where: str = "") -> dict[str, Ser
 
     where: the file, for errors. Raises ValueError, naming the server.
     """
-    found: dict[str, ServerConfiguration] = {}
+    configurations: dict[str, ServerConfiguration] = {}
     for name, values in servers.items():
         place = f"{where}server '{name}'"
         if not isinstance(values, Mapping):
@@ -69,8 +69,8 @@ def parse_servers(servers: Mapping[str, JSON], where: str = "") -> dict[str, Ser
         if unknown := [key for key in values if key not in _KNOWN]:
             _log.warning("%s: ignored %s; known are %s", place, ", ".join(unknown), ", ".join(_KNOWN))
         if not values.get("disabled"):
-            found[name] = _server(name, values, place)
-    return found
+            configurations[name] = _server(name, values, place)
+    return configurations
 
 
 def _server(name: str, values: Mapping[str, JSON], place: str) -> ServerConfiguration:
@@ -112,10 +112,10 @@ def _text(value: JSON, what: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{what} is {value!r:.80}; expected a text.")
 
-    def variable(found: re.Match[str]) -> str:
-        read = os.environ.get(found[1], found[2])
-        if read is None:
-            raise ValueError(f"{what} names the variable {found[1]}, which is not set in the environment.")
-        return read
+    def variable(match: re.Match[str]) -> str:
+        setting = os.environ.get(match[1], match[2])
+        if setting is None:
+            raise ValueError(f"{what} names the variable {match[1]}, which is not set in the environment.")
+        return setting
 
     return _VARIABLE.sub(variable, value)

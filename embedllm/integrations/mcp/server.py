@@ -93,14 +93,14 @@ def _generate(model: Model, most: int) -> Callable[..., Any]:
         if seed is not None:
             options["seed"] = seed
         chunks: list[Chunk] = []
-        told = time.monotonic()
-        with _said_to_the_caller():
-            asked = _prompt(model, system, prompt)
-            async with aclosing(model.astream(asked, **options)) as stream:
+        progress_at = time.monotonic()
+        with _raise_tool_errors():
+            model_prompt = _prompt(model, system, prompt)
+            async with aclosing(model.astream(model_prompt, **options)) as stream:
                 async for chunk in stream:
                     chunks.append(chunk)
-                    if time.monotonic() - told > _PROGRESS_S:
-                        told = time.monotonic()
+                    if time.monotonic() - progress_at > _PROGRESS_S:
+                        progress_at = time.monotonic()
                         await ctx.report_progress(len(chunks), max_tokens)
         reply = collect(chunks)
         return Generated(text=reply.text, finish_reason=reply.finish_reason,
@@ -114,8 +114,8 @@ def _prompt(model: Model, system: str | None, prompt: str) -> Prompt:
         if system is not None:
             raise ValueError(f"'{model.name}' has no chat template; system cannot be given.")
         return prompt
-    said = {"role": "user", "content": prompt}
-    return [said] if system is None else [{"role": "system", "content": system}, said]
+    message = {"role": "user", "content": prompt}
+    return [message] if system is None else [{"role": "system", "content": system}, message]
 
 
 def _embed(model: Model) -> Callable[..., Any]:
@@ -126,7 +126,7 @@ def _embed(model: Model) -> Callable[..., Any]:
         truncate: Annotated[bool, Field(description="Leave out the end of a text that is too long.")] = False,
     ) -> Embedded:
         """Computes the embedding vectors of texts with the embedding model of this machine."""
-        with _said_to_the_caller():
+        with _raise_tool_errors():
             vectors = await model.aembed(texts, kind=kind, dimensions=dimensions, truncate=truncate)
         return Embedded(embeddings=vectors.tolist())
 
@@ -141,7 +141,7 @@ def _rerank(model: Model) -> Callable[..., Any]:
         truncate: Annotated[bool, Field(description="Leave out the end of a text that is too long.")] = False,
     ) -> Reranked:
         """Ranks documents by how well they fit a query with the reranker of this machine."""
-        with _said_to_the_caller():
+        with _raise_tool_errors():
             ranked = await model.arerank(query, documents, top=top, truncate=truncate)
         return Reranked(ranked=[Score(index=one.index, score=one.score) for one in ranked])
 
@@ -149,7 +149,7 @@ def _rerank(model: Model) -> Callable[..., Any]:
 
 
 @contextmanager
-def _said_to_the_caller() -> Iterator[None]:
+def _raise_tool_errors() -> Iterator[None]:
     """Within the block, what is wrong with a call is said to its caller; of other errors the server's log has it."""
     try:
         yield

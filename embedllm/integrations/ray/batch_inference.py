@@ -83,15 +83,15 @@ class BatchGenerator:
 
     def _replies(self, prompts: list[str | list[Message]]) -> list[Completion | str]:
         """A reply, or what is wrong with it, for each prompt."""
-        found: dict[int, str] = {}
+        errors: dict[int, str] = {}
         for place, prompt in enumerate(prompts):
             try:
                 self._model.request(prompt, **self._options)
             except (EmbedError, ValueError) as error:
-                found[place] = str(error)
-        good = [prompt for place, prompt in enumerate(prompts) if place not in found]
+                errors[place] = str(error)
+        good = [prompt for place, prompt in enumerate(prompts) if place not in errors]
         replies = iter(self._model.generate_batch(good, **self._options))
-        return [found[place] if place in found else next(replies) for place in range(len(prompts))]
+        return [errors[place] if place in errors else next(replies) for place in range(len(prompts))]
 
 
 class BatchEmbedder:

@@ -45,13 +45,13 @@ def prompt_text(body: bytes) -> tuple[str, str]:
     It never fails: what is wrong with a body is said by the server that answers it.
     """
     try:
-        found = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
         return "", ""
-    if not isinstance(found, Mapping):
+    if not isinstance(fields, Mapping):
         return "", ""
-    model = found.get("model")
-    parts = [json.dumps(found[name], ensure_ascii=False) for name in _IN_ORDER if found.get(name)]
+    model = fields.get("model")
+    parts = [json.dumps(fields[name], ensure_ascii=False) for name in _IN_ORDER if fields.get(name)]
     return (model if isinstance(model, str) else ""), "".join(parts)
 
 

@@ -96,8 +96,8 @@ def build_app(
 
 
 def _router() -> RequestRouterConfig:
-    found = {"request_router_class": PREFIX_ROUTER, "request_router_kwargs": _ROUTER}
-    return RequestRouterConfig.model_validate(found)
+    configuration = {"request_router_class": PREFIX_ROUTER, "request_router_kwargs": _ROUTER}
+    return RequestRouterConfig.model_validate(configuration)
 
 
 class ModelReplica:

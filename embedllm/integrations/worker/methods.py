@@ -193,10 +193,10 @@ def load_params(params: Mapping[str, Any]) -> LoadParams:
 
 def reply_params(method: str, params: Mapping[str, Any]) -> ReplyParams:
     """params: as above, of `generate` or `chat`; the system text is put before the messages."""
-    given = dict(params)
+    values = dict(params)
     if method == "generate":
-        return ReplyParams(prompt=given.pop("prompt"), options=own_options(given))
-    if (system := given.pop("system", None)) is not None:
-        given["messages"] = [{"role": "system", "content": system}, *given["messages"]]
-    request = read_chat_body(given)
+        return ReplyParams(prompt=values.pop("prompt"), options=own_options(values))
+    if (system := values.pop("system", None)) is not None:
+        values["messages"] = [{"role": "system", "content": system}, *values["messages"]]
+    request = read_chat_body(values)
     return ReplyParams(prompt=request.messages, options=request.options)

@@ -208,14 +208,14 @@ def piece(chunk: Chunk) -> dict[str, object] | None:
     """What a step brought; None when that is nothing yet."""
     if not (chunk.text or chunk.reasoning or chunk.tool_calls or chunk.call_deltas):
         return None
-    said: dict[str, object] = {"text": chunk.text}
+    fields: dict[str, object] = {"text": chunk.text}
     if chunk.reasoning:
-        said["reasoning"] = chunk.reasoning
+        fields["reasoning"] = chunk.reasoning
     if chunk.tool_calls:
-        said["tool_calls"] = [asdict(call) for call in chunk.tool_calls]
+        fields["tool_calls"] = [asdict(call) for call in chunk.tool_calls]
     if chunk.call_deltas:
-        said["call_deltas"] = [asdict(delta) for delta in chunk.call_deltas]
-    return said
+        fields["call_deltas"] = [asdict(delta) for delta in chunk.call_deltas]
+    return fields
 
 
 def whole(reply: Completion | None, device: str | None) -> dict[str, object]:

@@ -84,7 +84,7 @@ class Worker:
         """Runs until the end; the exit code."""
         with self._telling_log():
             threading.Thread(target=self._listen, name="input", daemon=True).start()
-            code, asked_by = self._endings.get()
+            code, request_id = self._endings.get()
             lanes = (self._models, self._questions)
             cancelled = sum([lane.end() for lane in lanes])
             if cancelled and code == DONE:
@@ -93,8 +93,8 @@ class Worker:
             self.is_idle = all(lane.join(max(0.0, deadline - time.monotonic())) for lane in lanes)
         if self.is_idle and self._model is not None:
             self._model.close()
-        if asked_by is not None:
-            self._send({"id": asked_by, "result": {}})
+        if request_id is not None:
+            self._send({"id": request_id, "result": {}})
         self.is_idle = self._output.close(_GRACE_S) and self.is_idle
         return code
 
@@ -102,8 +102,8 @@ class Worker:
 
     def _listen(self) -> None:
         """Reads on whatever becomes of the answers: a host that reads no more is known by the end of its stdin."""
-        taken = threading.Thread(target=self._take_all, name="requests", daemon=True)
-        taken.start()
+        thread = threading.Thread(target=self._take_all, name="requests", daemon=True)
+        thread.start()
         try:
             for line in lines(self._read):
                 self._unread_bytes += len(line or b"")
@@ -115,14 +115,14 @@ class Worker:
         except OSError as error:  # a broken pipe, under the names that systems have for it
             _say(f"the host can't be read from any more ({error})")
         self._lines.put(None)
-        taken.join(_GRACE_S)  # longer only when nobody reads the answers
+        thread.join(_GRACE_S)  # longer only when nobody reads the answers
         self._endings.put((DONE, None))
 
     def _take_all(self) -> None:
         """Answers what was read, or passes it on."""
         try:
-            while (read := self._lines.get()) is not None:
-                (line,) = read
+            while (item := self._lines.get()) is not None:
+                (line,) = item
                 self._unread_bytes -= len(line or b"")
                 if line is None:
                     self._send(error_message(RpcError(TOO_LARGE, _TOO_LARGE)))
@@ -184,9 +184,9 @@ class Worker:
     # --- the methods
 
     def _initialize(self, call: Call) -> Mapping[str, object]:
-        wanted = call.params.get("protocol")
-        if wanted not in (None, PROTOCOL):
-            raise RpcError(INVALID_PARAMS, f"'protocol' is {wanted}; this worker speaks {PROTOCOL}. Take a worker and "
+        version = call.params.get("protocol")
+        if version not in (None, PROTOCOL):
+            raise RpcError(INVALID_PARAMS, f"'protocol' is {version}; this worker speaks {PROTOCOL}. Take a worker and "
                            "a client of the same version.")  # fmt: skip
         limits = {"message_bytes": MESSAGE_LIMIT, "queued_requests": _QUEUED}
         return {"protocol": PROTOCOL, "methods": list(METHODS), "limits": limits, "versions": machine()}
@@ -227,8 +227,8 @@ class Worker:
         chunks: list[Chunk] = []
         for chunk in llm.stream(params.prompt, cancel=cancel, **params.options):
             chunks.append(chunk)
-            if (said := piece(chunk)) is not None:
-                self._send({"method": "chunk", "params": {"id": call.id, **said}})
+            if (fields := piece(chunk)) is not None:
+                self._send({"method": "chunk", "params": {"id": call.id, **fields}})
         return whole(collect(chunks), llm.device.name)
 
     def _close_model(self) -> None:
@@ -291,8 +291,8 @@ def _check_files(params: LoadParams, cancel: Cancel) -> None:
     """
 
     def opened(path: str) -> Package:
-        found = resolve.find_package(path, on_progress=lambda _: _check_not_cancelled(cancel))
-        return open_package(found, whole=False)
+        folder = resolve.find_package(path, on_progress=lambda _: _check_not_cancelled(cancel))
+        return open_package(folder, whole=False)
 
     package = opened(params.model)
     draft, adapters = params.options.draft, params.options.adapters

@@ -90,15 +90,15 @@ class Lane:
     def cancel(self, id: Id) -> bool:
         """Ends a job that runs or waits; whether there is such a one."""
         with self._changed:
-            found = next((job for job in self._jobs() if job.id == id), None)
-            is_waiting = found in self._waiting
-            if found is not None and is_waiting:
-                self._waiting.remove(found)
-        if found is None:
+            target = next((job for job in self._jobs() if job.id == id), None)
+            is_waiting = target in self._waiting
+            if target is not None and is_waiting:
+                self._waiting.remove(target)
+        if target is None:
             return False
-        found.cancel.cancel()
+        target.cancel.cancel()
         if is_waiting:
-            self._send(found.run(found))  # its turn need not come for that
+            self._send(target.run(target))  # its turn need not come for that
         return True
 
     def end(self) -> int:

@@ -27,5 +27,5 @@ def private_bytes() -> int | None:
 
 
 def _line(key: str) -> int:
-    found = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
-    return int(found.split()[1]) * 1024
+    entry = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
+    return int(entry.split()[1]) * 1024

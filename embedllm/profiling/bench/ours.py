@@ -56,7 +56,7 @@ class Ours:
         return self._timed(tokens, count)
 
     def structured(self, tokens: Sequence[int], count: int) -> list[float]:
-        return self._timed(tokens, count, response_format=wanted_json(count))
+        return self._timed(tokens, count, response_format=make_response_format(count))
 
     def batch(self, prompts: Sequence[Sequence[int]], count: int) -> float:
         start = time.perf_counter()
@@ -79,7 +79,7 @@ def _check(lengths: Sequence[int], count: int) -> None:
         raise ValueError(f"a reply has {wrong[0]} tokens; expected {count}. Take a shorter --prompt or --depth.")
 
 
-def wanted_json(count: int) -> dict[str, object]:
+def make_response_format(count: int) -> dict[str, object]:
     """A response_format that no reply of fewer tokens fulfils: a list of that many small objects."""
     entry = {
         "type": "object",
@@ -133,8 +133,8 @@ def kv_bytes_per_token(package: Package, device: str, *, exact: bool) -> float |
     footprint, graphs = can.footprints.get(exact), can.graphs(package, exact=exact)
     if footprint is None:
         return None
-    kept = graphs[0].kv if graphs else ""
-    return kv_bytes(package.architecture, 1, 1, kv=kept) * footprint.kv_bits / 8
+    kv_type = graphs[0].kv if graphs else ""
+    return kv_bytes(package.architecture, 1, 1, kv=kv_type) * footprint.kv_bits / 8
 
 
 def _capabilities(device: str) -> Capabilities:
@@ -145,8 +145,8 @@ def _capabilities(device: str) -> Capabilities:
 def layers_packing(package: Package) -> tuple[int | None, int | None]:
     """Bits and group of the layers' matrices; None where they are mixed, and floats have no group."""
     layers, stored = package.decoder.layers, packings(package.manifest)
-    found = {(stored[m.name].bits, stored[m.name].group_size) for layer in layers for m in linears(layer)}
-    bits, groups = ({one[at] for one in found} for at in (0, 1))
+    bits_and_groups = {(stored[m.name].bits, stored[m.name].group_size) for layer in layers for m in linears(layer)}
+    bits, groups = ({one[at] for one in bits_and_groups} for at in (0, 1))
     (only,) = bits if len(bits) == 1 else (None,)
     (group,) = groups if len(groups) == 1 and max(bits) <= 8 else (None,)
     return only, group

@@ -34,7 +34,7 @@ class Genai:
         self._model = self._og.Model(config)
         self._capacity = capacity
         self._generator: Any = None
-        self._held: list[int] = []
+        self._token_ids: list[int] = []
         self._options = path, threads
 
     @cached_property
@@ -46,20 +46,20 @@ class Genai:
 
     def run(self, tokens: Sequence[int], count: int) -> list[float]:
         start, times = time.perf_counter(), []
-        held = shared_start(self._held, tokens)
-        self._generator = self._begun(held)
-        self._generator.append_tokens(list(tokens[held:]))
+        shared = shared_start(self._token_ids, tokens)
+        self._generator = self._begun(shared)
+        self._generator.append_tokens(list(tokens[shared:]))
         for _ in range(count):
             self._generator.generate_next_token()
             self._generator.get_next_tokens()
             times.append(time.perf_counter() - start)
-        self._held = [int(token) for token in self._generator.get_sequence(0)][:-1]  # the last one was not fed yet
+        self._token_ids = [int(token) for token in self._generator.get_sequence(0)][:-1]  # the last one was not fed yet
         return times
 
-    def _begun(self, held: int) -> Any:  # noqa: ANN401
+    def _begun(self, count: int) -> Any:  # noqa: ANN401
         """A generator with the first `count` tokens of the last one."""
-        if held:
-            self._generator.rewind_to(held)
+        if count:
+            self._generator.rewind_to(count)
             return self._generator
         self._generator = None  # the old one's memory goes before the new one's is taken
         parameters = self._og.GeneratorParams(self._model)
@@ -95,10 +95,10 @@ class OpenVINOGenai:
         ids = self._ov.Tensor(_row(tokens))
         mask = self._ov.Tensor(_row([1] * len(tokens)))
         config = self._genai.GenerationConfig(max_new_tokens=count, ignore_eos=True, do_sample=False)
-        found = self._pipeline.generate(self._genai.TokenizedInputs(ids, mask), config).perf_metrics
-        made = list(found.raw_metrics.m_new_token_times)  # milliseconds, of a clock of its own
-        first_s = found.get_ttft().mean / 1000
-        return [first_s + (at - made[0]) / 1000 for at in made]
+        metrics = self._pipeline.generate(self._genai.TokenizedInputs(ids, mask), config).perf_metrics
+        token_times = list(metrics.raw_metrics.m_new_token_times)  # milliseconds, of a clock of its own
+        first_s = metrics.get_ttft().mean / 1000
+        return [first_s + (at - token_times[0]) / 1000 for at in token_times]
 
 
 class LlamaCpp:
@@ -159,8 +159,8 @@ class XllamaCpp:
         start, times = time.perf_counter(), []
 
         def note(chunk: dict[str, Any]) -> bool:
-            made = chunk.get("timings", {}).get("predicted_n", len(times))
-            times.extend([time.perf_counter() - start] * (made - len(times)))
+            token_count = chunk.get("timings", {}).get("predicted_n", len(times))
+            times.extend([time.perf_counter() - start] * (token_count - len(times)))
             return False  # True stops
 
         self._server.handle_completions({"prompt": list(tokens), "n_predict": count, "temperature": 0.0, "stream": True,
@@ -185,7 +185,7 @@ class Transformers:
         self._model = self._transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
         self._model.eval()
         self._cache: Any = None
-        self._held: list[int] = []
+        self._token_ids: list[int] = []
         self._options = path, threads
 
     @cached_property
@@ -197,17 +197,17 @@ class Transformers:
 
     def run(self, tokens: Sequence[int], count: int) -> list[float]:
         start, times = time.perf_counter(), []
-        held = shared_start(self._held, tokens)
-        if held:
-            surplus = len(self._held) - held
+        shared = shared_start(self._token_ids, tokens)
+        if shared:
+            surplus = len(self._token_ids) - shared
             if surplus:
                 self._cache.crop(-surplus)
         else:
             self._cache = self._transformers.DynamicCache(config=self._model.config)
-        fed, self._held = list(tokens[held:]), list(tokens[:held])
+        fed, self._token_ids = list(tokens[shared:]), list(tokens[:shared])
         with self._torch.inference_mode():
             for _ in range(count):
-                self._held += fed
+                self._token_ids += fed
                 ids = self._torch.tensor([fed])
                 logits = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
                 fed = [int(logits[0, -1].argmax())]
@@ -215,10 +215,10 @@ class Transformers:
         return times
 
 
-def shared_start(held: Sequence[int], tokens: Sequence[int]) -> int:
+def shared_start(cached_tokens: Sequence[int], tokens: Sequence[int]) -> int:
     """How many tokens of a prompt are held already; at least its last one has to be computed."""
     count = 0
-    for ours, theirs in zip(held, tokens[:-1], strict=False):
+    for ours, theirs in zip(cached_tokens, tokens[:-1], strict=False):
         if ours != theirs:
             break
         count += 1

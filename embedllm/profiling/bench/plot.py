@@ -32,8 +32,8 @@ def _bars(axes: Any, engines: Sequence[dict[str, Any]], key: str) -> None:  # no
     names = [_name(case) for case in engines[0]["cases"] if case["kind"] == REPLY]
     width = 0.8 / len(engines)
     for place, engine in enumerate(engines):
-        found = {_name(case): case[key] for case in engine["cases"] if case["kind"] == REPLY}
-        here = [(index, found[name]) for index, name in enumerate(names) if name in found]
+        values = {_name(case): case[key] for case in engine["cases"] if case["kind"] == REPLY}
+        here = [(index, values[name]) for index, name in enumerate(names) if name in values]
         at = [index + (place - (len(engines) - 1) / 2) * width for index, _ in here]
         medians = [value["median"] for _, value in here]
         low = [value["median"] - value["least"] for _, value in here]

@@ -32,21 +32,21 @@ class Process:
             "prefix_cache": prefix_cache,
         }
         self.spec = spec
-        self._said: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long
+        self._stderr: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long
         self._started = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "embedllm.profiling.bench.worker", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             text=True,
             encoding="utf-8",
         )
 
     def opened(self) -> dict[str, Any]:
         """What the worker says first, and `start_s`: from the start of the process to an engine that is ready."""
-        found = self._read()
-        return {**found, "start_s": time.perf_counter() - self._started}
+        answer = self._read()
+        return {**answer, "start_s": time.perf_counter() - self._started}
 
     def run(self, tokens: Sequence[int], count: int, *, do: str = "run") -> dict[str, Any]:
         """Runs one reply; see worker.answer()."""
@@ -68,7 +68,7 @@ class Process:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-        self._said.close()
+        self._stderr.close()
 
     def __enter__(self) -> Self:
         return self
@@ -92,14 +92,14 @@ class Process:
         line = self._process.stdout.readline()
         if not line:
             raise self._failure(f"its process ended with code {self._process.wait()}: {self._tail()}")
-        found = json.loads(line)
-        if "error" in found:
-            raise self._failure(found["error"])
-        return found
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._failure(answer["error"])
+        return answer
 
     def _failure(self, why: str) -> EmbedError:
         return EmbedError(f"'{self.spec.label}' cannot be measured: {why}")
 
     def _tail(self) -> str:
-        self._said.seek(0)
-        return " ".join(self._said.read()[-_TAIL:].split()) or "it said nothing"
+        self._stderr.seek(0)
+        return " ".join(self._stderr.read()[-_TAIL:].split()) or "it said nothing"

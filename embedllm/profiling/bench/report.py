@@ -21,7 +21,7 @@ CONDITIONS = (
 
 
 def report(
-    found: Sequence[Findings], plan: Plan, *, machine: dict[str, object], rates: Sequence[float], read_threads: int,
+    findings: Sequence[Findings], plan: Plan, *, machine: dict[str, object], rates: Sequence[float], read_threads: int,
     energy: str
 ) -> dict[str, Any]:  # fmt: skip
     """machine: of describe_machine(). rates: memory bandwidth by round, with read_threads threads, bytes per second.
@@ -38,7 +38,7 @@ def report(
                      "cold_means": COLD if plan.workload.cold else None},
         "bandwidth": {"threads": read_threads, "bytes_s": best, "rounds": list(rates)},
         "energy": energy or "read",
-        "engines": [_engine(one, found[0], best, plan.workload.cases) for one in found],
+        "engines": [_engine(one, findings[0], best, plan.workload.cases) for one in findings],
     }  # fmt: skip
 
 
@@ -64,12 +64,16 @@ def _case(one: Findings, first: Findings, case: Case, bandwidth: float) -> dict[
     samples, base = one.samples[case], first.samples.get(case)
     if case.kind == CONCURRENT:
         speeds, others = (_totals(case, each) for each in (samples, base or samples))
-        found: dict[str, Any] = {"tokens_s": spread(speeds), "of_first": ratio(speeds, others)}
+        figures: dict[str, Any] = {"tokens_s": spread(speeds), "of_first": ratio(speeds, others)}
     else:
-        found = _reply(one, samples, base or samples, case, bandwidth)
+        figures = _reply(one, samples, base or samples, case, bandwidth)
     joules = [sample.joules for sample in samples if sample.joules is not None]
-    made = case.tokens * case.streams
-    return {**asdict(case), **found, "joules_per_token": spread([each / made for each in joules]) if joules else None}
+    count = case.tokens * case.streams
+    return {
+        **asdict(case),
+        **figures,
+        "joules_per_token": spread([each / count for each in joules]) if joules else None,
+    }
 
 
 def _reply(
@@ -80,7 +84,7 @@ def _reply(
     steps = [late - early for sample in samples for early, late in pairwise(sample.times)]
     prefill, before = ([case.prompt / sample.times[0] for sample in each] for each in (samples, base))
     speed = spread(decode)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "first_token_s": spread([sample.times[0] for sample in samples]),
         "decode_tokens_s": speed,
         "decode_of_first": ratio(decode, others),
@@ -88,13 +92,13 @@ def _reply(
         "bandwidth_share": _share(one.about, case, speed["median"], bandwidth),
     }
     if case.kind == REPLY:  # else part of the prompt was not computed, or a grammar was compiled
-        found |= {"prefill_tokens_s": spread(prefill), "prefill_of_first": ratio(prefill, before)}
+        figures |= {"prefill_tokens_s": spread(prefill), "prefill_of_first": ratio(prefill, before)}
     plain = [sample.plain for sample in samples if sample.plain is not None]
     if case.kind == SHARED:
-        found["first_token_of_unshared"] = ratio([sample.times[0] for sample in samples], [each[0] for each in plain])
+        figures["first_token_of_unshared"] = ratio([sample.times[0] for sample in samples], [each[0] for each in plain])
     if case.kind == STRUCTURED:
-        found["decode_of_plain"] = ratio(decode, [decode_rate(each) for each in plain])
-    return found
+        figures["decode_of_plain"] = ratio(decode, [decode_rate(each) for each in plain])
+    return figures
 
 
 def decode_rate(times: Sequence[float]) -> float:
@@ -111,5 +115,5 @@ def _share(about: dict[str, Any], case: Case, tokens_s: float, bandwidth: float)
     """Of the machine's bandwidth: what a step has to read, stored weights and the KV so far, times its rate."""
     if not about["on_host"]:
         return None
-    held = case.depth + case.prompt + case.tokens / 2  # in the mean of the steps
-    return tokens_s * (about["step_bytes"] + (about["kv_bytes_per_token"] or 0) * held) / bandwidth
+    mean_depth = case.depth + case.prompt + case.tokens / 2  # in the mean of the steps
+    return tokens_s * (about["step_bytes"] + (about["kv_bytes_per_token"] or 0) * mean_depth) / bandwidth

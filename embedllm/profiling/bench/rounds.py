@@ -91,16 +91,16 @@ def measure(
             about = opened.pop("about")
             _check(spec, about, plan.workload)
             running.append((process, Findings(spec, about, opened, peak_bytes=opened["peak_bytes"])))
-        prompts = Prompts(min(found.about["vocabulary"] for _, found in running))
+        prompts = Prompts(min(findings.about["vocabulary"] for _, findings in running))
         _warm_up(running, plan.workload, prompts, on_step)
         rates = []
         for number in range(plan.workload.rounds):
             rates.append(bandwidth())
             _round(running, plan, prompts, lambda text, number=number: on_step(f"round {number + 1}: {text}"))
-    found = [findings for _, findings in running]
+    all_findings = [findings for _, findings in running]
     if plan.workload.cold:
-        _cold(found, plan, prompts, on_step, opener)
-    return found, rates
+        _cold(all_findings, plan, prompts, on_step, opener)
+    return all_findings, rates
 
 
 def can_run(about: dict[str, Any], case: Case) -> bool:
@@ -123,24 +123,24 @@ def _warm_up(running: list[tuple[Running, Findings]], workload: Workload, prompt
     """A first reply of each, whose time is kept, and a first one under a schema, which makes the vocabulary ready."""
     first = prompts.fresh(max(workload.prompts))
     schema = prompts.fresh(max(workload.prompts)) if workload.structured else None
-    for process, found in running:
-        on_step(f"first reply of {found.spec.label}")
-        found.first = process.run(first, _FIRST)["times"]
-        if schema is not None and STRUCTURED in found.about["can"]:
+    for process, findings in running:
+        on_step(f"first reply of {findings.spec.label}")
+        findings.first = process.run(first, _FIRST)["times"]
+        if schema is not None and STRUCTURED in findings.about["can"]:
             process.run(schema, _FIRST, do="structured")
 
 
 def _round(running: list[tuple[Running, Findings]], plan: Plan, prompts: Prompts, on_step: OnStep) -> None:
     for case in plan.workload.cases:
         drawn = _draw(case, prompts)
-        for process, found in running:
-            if not can_run(found.about, case):
+        for process, findings in running:
+            if not can_run(findings.about, case):
                 continue
-            on_step(f"{found.spec.label}, {case.title}")
+            on_step(f"{findings.spec.label}, {case.title}")
             time.sleep(plan.pause_s)
-            plain, asked = _run(process, case, drawn)
-            found.samples.setdefault(case, []).append(Sample(asked["times"], asked["joules"], plain))
-            found.peak_bytes, found.private_bytes = asked["peak_bytes"], asked["private_bytes"]
+            plain, answer = _run(process, case, drawn)
+            findings.samples.setdefault(case, []).append(Sample(answer["times"], answer["joules"], plain))
+            findings.peak_bytes, findings.private_bytes = answer["peak_bytes"], answer["private_bytes"]
 
 
 def _draw(case: Case, prompts: Prompts) -> list[list[int]]:
@@ -170,11 +170,11 @@ def _run(process: Running, case: Case, drawn: list[list[int]]) -> tuple[list[flo
     return None, process.run(drawn[0], case.tokens)
 
 
-def _cold(found: list[Findings], plan: Plan, prompts: Prompts, on_step: OnStep, opener: Open) -> None:
+def _cold(all_findings: list[Findings], plan: Plan, prompts: Prompts, on_step: OnStep, opener: Open) -> None:
     """Rounds in which each engine is a fresh process that makes one reply, when all the others have ended."""
     for number in range(plan.workload.rounds):
         prompt = prompts.fresh(min(plan.workload.prompts))
-        for one in found:
+        for one in all_findings:
             on_step(f"cold round {number + 1}: {one.spec.label}")
             with opener(one.spec, plan) as process:
                 opened = process.opened()

@@ -41,15 +41,15 @@ def open_engine(config: Mapping[str, Any]) -> Engine:
     return kinds[config["engine"]](config["path"], threads=config["threads"], capacity=config["capacity"])
 
 
-def answer(engine: Engine, asked: Mapping[str, Any], meter: Meter | None) -> dict[str, object]:
+def answer(engine: Engine, request: Mapping[str, Any], meter: Meter | None) -> dict[str, object]:
     """Runs what is asked for: seconds, memory and, where there are counters, joules."""
     before = meter.read() if meter else ()
-    if asked["do"] == "batch":
-        times = [engine.batch(asked["prompts"], asked["count"])]
-    elif asked["do"] == "structured":
-        times = engine.structured(asked["tokens"], asked["count"])
+    if request["do"] == "batch":
+        times = [engine.batch(request["prompts"], request["count"])]
+    elif request["do"] == "structured":
+        times = engine.structured(request["tokens"], request["count"])
     else:
-        times = engine.run(asked["tokens"], asked["count"])
+        times = engine.run(request["tokens"], request["count"])
     joules = meter.joules(before, meter.read()) if meter else None
     return {"times": times, "joules": joules, "peak_bytes": peak_bytes(), "private_bytes": private_bytes()}
 

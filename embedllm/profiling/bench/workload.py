@@ -44,19 +44,19 @@ class Workload:
     @property
     def cases(self) -> tuple[Case, ...]:
         """All that is timed in a round, in order."""
-        found = [
+        cases = [
             Case(kind=REPLY, prompt=prompt, depth=depth, tokens=self.tokens)
             for depth in self.depths
             for prompt in self.prompts
         ]
         if self.shared_prefix:
-            found.append(Case(kind=SHARED, prompt=ENDING, depth=max(self.prompts), tokens=self.tokens))
+            cases.append(Case(kind=SHARED, prompt=ENDING, depth=max(self.prompts), tokens=self.tokens))
         if self.structured:
-            found.append(Case(kind=STRUCTURED, prompt=ENDING, tokens=self.tokens))
-        found += [
+            cases.append(Case(kind=STRUCTURED, prompt=ENDING, tokens=self.tokens))
+        cases += [
             Case(kind=CONCURRENT, prompt=ENDING, tokens=self.tokens, streams=streams) for streams in self.concurrency
         ]
-        return tuple(found)
+        return tuple(cases)
 
     @property
     def capacity(self) -> int:
@@ -76,9 +76,9 @@ class Case:
 
     @property
     def title(self) -> str:
-        held = f", behind {self.depth}" if self.depth else ""
+        depth_text = f", behind {self.depth}" if self.depth else ""
         times = f"{self.streams} x " if self.kind == CONCURRENT else ""
-        return f"{self.kind}: {times}prompt {self.prompt}{held}, {self.tokens} new"
+        return f"{self.kind}: {times}prompt {self.prompt}{depth_text}, {self.tokens} new"
 
 
 class Prompts:

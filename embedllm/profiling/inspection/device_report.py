@@ -47,12 +47,12 @@ def machine() -> dict[str, str]:
     from embedllm.backends.system.hardware import driver_stamp
     from embedllm.backends.system.ort_builds import builds
 
-    found = {"embedllm": __version__, "system": platform.platform(), "machine": platform.machine(),
-             "python": sys.version.split()[0], "drivers": driver_stamp()}  # fmt: skip
-    found |= {build.name: build.version for build in builds()} or {"onnxruntime": "not installed"}
+    versions = {"embedllm": __version__, "system": platform.platform(), "machine": platform.machine(),
+                "python": sys.version.split()[0], "drivers": driver_stamp()}  # fmt: skip
+    versions |= {build.name: build.version for build in builds()} or {"onnxruntime": "not installed"}
     for name in _PACKAGES:
-        found[name] = _version(name) or "not installed"
-    return found | {name: version for name in sorted(python_packages()) if (version := _version(name))}
+        versions[name] = _version(name) or "not installed"
+    return versions | {name: version for name in sorted(python_packages()) if (version := _version(name))}
 
 
 def _version(distribution: str) -> str:
@@ -97,7 +97,7 @@ def _trial(
         with closing(registry.open_engine(package, device)) as engine:
             load_s = time.perf_counter() - start
             start = time.perf_counter()
-            tokens, found = _continued(engine, prompt)
+            tokens, device_row = _continued(engine, prompt)
             first_s = time.perf_counter() - start
             prefill_s, decode_s = _timed(engine.open(), prompt)
     except EmbedError as error:
@@ -110,7 +110,7 @@ def _trial(
         first_s=first_s,
         prefill_tokens_s=len(prompt) / prefill_s,
         decode_tokens_s=_STEPS / decode_s,
-        max_difference=max(abs(a - b) for a, b in zip(found, row, strict=True)),
+        max_difference=max(abs(a - b) for a, b in zip(device_row, row, strict=True)),
         max_logit=max(abs(value) for value in row),
         same_tokens=next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(pairs)),
     )

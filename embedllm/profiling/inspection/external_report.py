@@ -58,17 +58,17 @@ def describe_external(package: Package, contexts: Sequence[int] = ()) -> Externa
     )
 
 
-def facts(found: ExternalDescription) -> Iterator[tuple[str, str]]:
+def facts(description: ExternalDescription) -> Iterator[tuple[str, str]]:
     """For a table."""
-    yield "name", found.name
-    yield "folder", found.folder
-    yield "written by", found.maker
-    yield "graph", f"{found.graph}, as {found.variant}"
-    yield "not chosen", ", ".join(found.passed_over) or "nothing"
-    yield "files", ", ".join(f"{name} ({count:,} bytes)" for name, count in found.files.items())
-    yield "model type", found.model_type
-    for shape, layers in found.kv.items():
-        yield "layers", f"{layers} with {shape}, as {found.activations}"
-    yield "vocabulary", f"{found.vocabulary:,}"
-    yield "context", f"{found.context:,} tokens"
-    yield "stop tokens", ", ".join(map(str, found.stop_tokens)) or "none"
+    yield "name", description.name
+    yield "folder", description.folder
+    yield "written by", description.maker
+    yield "graph", f"{description.graph}, as {description.variant}"
+    yield "not chosen", ", ".join(description.passed_over) or "nothing"
+    yield "files", ", ".join(f"{name} ({count:,} bytes)" for name, count in description.files.items())
+    yield "model type", description.model_type
+    for shape, layers in description.kv.items():
+        yield "layers", f"{layers} with {shape}, as {description.activations}"
+    yield "vocabulary", f"{description.vocabulary:,}"
+    yield "context", f"{description.context:,} tokens"
+    yield "stop tokens", ", ".join(map(str, description.stop_tokens)) or "none"

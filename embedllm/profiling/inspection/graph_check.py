@@ -54,11 +54,11 @@ def report_graphs(package: Package, header: TensorFile) -> tuple[GraphReport, ..
 
 def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
     if fault := package.damaged.get(graph.variant):
-        found = None, None, (fault,)
+        result = None, None, (fault,)
     else:
         is_ir = graph.variant in (OPENVINO, OPENVINO_LATENT, VISION_OPENVINO)
-        found = (_look_at_ir if is_ir else _look_at_onnx)(package, graph, header)
-    weights, unused, problems = found or (None, None, ())
+        result = (_look_at_ir if is_ir else _look_at_onnx)(package, graph, header)
+    weights, unused, problems = result or (None, None, ())
     return GraphReport(
         file=graph.file,
         variant=graph.variant,
@@ -139,7 +139,7 @@ def check_model(
     floats: matrices that the graph may read from the file of floats, which a browser makes of the weights file; the
     spans are those of what each is made from. None of them may be read twice, as each is unpacked for who reads it.
     """
-    made = set[str]()  # matrices that were read as floats
+    float_matrices = set[str]()  # matrices that were read as floats
     spans: list[_Span] = []
     problems: list[str] = []
     for tensor in _tensors(model):
@@ -151,9 +151,9 @@ def check_model(
         if floats and place.get("location") == FLOATS:
             problem, names = _matrices(tensor.name, place, floats)
             spans += [_Span(tensor.name, t.offset, t.offset + t.length) for t in _sources(names, header)]
-            if twice := made & set(names):
+            if twice := float_matrices & set(names):
                 problem = f"'{tensor.name}' is made once more of '{min(twice)}'"
-            made |= set(names)
+            float_matrices |= set(names)
             problems += [problem] if problem else []
             continue
         problem, span = _locate(tensor.name, place, file_bytes)
@@ -172,10 +172,10 @@ def _matrices(
     problem, span = _locate(name, place, sum(length for _, length in floats.values()), FLOATS)
     if span is None:
         return problem, ()
-    held = [at for at, (start, length) in floats.items() if span.start <= start and start + length <= span.stop]
-    if sum(floats[at][1] for at in held) != span.stop - span.start:
+    names = [at for at, (start, length) in floats.items() if span.start <= start and start + length <= span.stop]
+    if sum(floats[at][1] for at in names) != span.stop - span.start:
         return f"'{name}' is bytes {span.start:,} to {span.stop:,} of {FLOATS}, which are no whole matrices", ()
-    return "", tuple(held)
+    return "", tuple(names)
 
 
 def _sources(names: Sequence[str], header: TensorFile) -> Iterator[Tensor]:

@@ -229,12 +229,12 @@ def _memory(decoder: Decoder | ExternalGraph, weights_bytes: int, context: int, 
 
 def _stored(decoder: Decoder) -> Iterator[tuple[str, str, int]]:
     """(kind, name, weights) of everything that a description names, each once; a tied head is the embedding."""
-    seen: set[str] = set()
+    names: set[str] = set()
 
     def walk(value: object, kind: str) -> Iterator[tuple[str, str, int]]:
         if isinstance(value, Linear | Norm):
-            if value.name not in seen:
-                seen.add(value.name)
+            if value.name not in names:
+                names.add(value.name)
                 if isinstance(value, Norm):
                     yield _NORMS, value.name, value.groups * value.size
                 else:
@@ -319,13 +319,13 @@ def _task(decoder: Decoder) -> str:
     if encoder is None:
         return "generates text" if decoder.vision is None else "generates text, takes images"
     steps = "".join(f", {step.linear.rows} x {step.linear.columns}" for step in encoder.dense)
-    made = f"of the vectors of tokens ({encoder.pooling}{steps})"
+    origin = f"of the vectors of tokens ({encoder.pooling}{steps})"
     if encoder.score_activation:
-        return f"scores pairs of texts, {made}"
+        return f"scores pairs of texts, {origin}"
     size = encoder.dense[-1].linear.rows if encoder.dense else decoder.hidden
     prompts = ", ".join(prompt.name for prompt in encoder.prompts) or "none"
     length = " and the length 1" if encoder.normalize else ""
-    return f"embeds texts, {made}: {size} values{length}; prompts: {prompts}"
+    return f"embeds texts, {origin}: {size} values{length}; prompts: {prompts}"
 
 
 def _text(manifest: Mapping[str, object], key: str) -> str | None:

@@ -57,12 +57,12 @@ class Devices:
 
     def automatic(self) -> str:
         """The device that "auto" takes without a measurement; empty when there is none."""
-        found = (
+        names = (
             device.name
             for device in select.DeviceSearch(self._named, self._ranked)
             if self._unsupported(device) is None
         )
-        return next(found, "")
+        return next(names, "")
 
     def _unsupported(self, device: Device) -> Unsupported | None:
         if (bad := self._probed.unsupported(device)) is not None:

@@ -73,11 +73,11 @@ def measure(
     seconds: no trial begins that is expected, by those before it, to end later; and no candidate that with those before
     it could not have LEAST_ROUNDS. The first one always begins.
     """
-    found = Trials({candidate: {} for candidate in candidates})
+    trials = Trials({candidate: {} for candidate in candidates})
     took: dict[Candidate, float] = {}
     end = clock() + seconds
     for at in range(MOST_ROUNDS):
-        left = _left(found, [one for one in candidates if one in took or not at])
+        left = _left(trials, [one for one in candidates if one in took or not at])
         if len(left) < 2 and at >= LEAST_ROUNDS:
             break  # nothing to compare any more
         for candidate in left if at % 2 == 0 else reversed(left):  # so that a drift of the machine hits all alike
@@ -86,22 +86,22 @@ def measure(
             rounds_of_all = 0.0 if at else (LEAST_ROUNDS - 1) * (sum(took.values()) + expected)
             if took and start + expected + rounds_of_all > end:
                 if at:
-                    return found
+                    return trials
                 continue
             try:
-                found.rounds[candidate][at] = trial(candidate)
+                trials.rounds[candidate][at] = trial(candidate)
             except DeviceError as error:
-                found.failures[candidate] = str(error)
+                trials.failures[candidate] = str(error)
             took[candidate] = clock() - start
-    return found
+    return trials
 
 
-def _left(found: Trials, candidates: Sequence[Candidate]) -> list[Candidate]:
+def _left(trials: Trials, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Those that are still worth a round."""
 
     def is_left(one: Candidate) -> bool:
         default = Candidate(device=one.device)
-        return not {one, default} & found.failures.keys() and not _is_hopeless(found.ratios(one, default))
+        return not {one, default} & trials.failures.keys() and not _is_hopeless(trials.ratios(one, default))
 
     return [one for one in candidates if is_left(one)]
 
@@ -118,26 +118,26 @@ class Choice:
     runtime: Mapping[str, RuntimeOptions]  # of each device that was measured
 
 
-def choose(found: Trials, *, automatic: str) -> Choice:
+def choose(trials: Trials, *, automatic: str) -> Choice:
     """The best runtime options of each device, and the best device.
 
     What is not the default wins only where it was faster by more than the noise: by 5 % in the median of the rounds'
     ratios (spinning, and another device, by 10 %), in three of four rounds at least, and in three rounds.
     automatic: the device that "auto" takes without a measurement, which is the default among devices.
     """
-    measured = [one for one, rounds in found.rounds.items() if rounds and one not in found.failures]
+    measured = [one for one, rounds in trials.rounds.items() if rounds and one not in trials.failures]
     best: dict[str, Candidate] = {}
-    for device in dict.fromkeys(one.device for one in found.rounds):
+    for device in dict.fromkeys(one.device for one in trials.rounds):
         default = Candidate(device=device)
         if default in measured:
-            best[device] = _fastest(found, default, (one for one in measured if one.device == device))
-    device = "" if automatic not in best else _fastest(found, best[automatic], best.values()).device
+            best[device] = _fastest(trials, default, (one for one in measured if one.device == device))
+    device = "" if automatic not in best else _fastest(trials, best[automatic], best.values()).device
     return Choice(device, {device: one.runtime for device, one in best.items()})
 
 
-def _fastest(found: Trials, base: Candidate, others: Iterable[Candidate]) -> Candidate:
+def _fastest(trials: Trials, base: Candidate, others: Iterable[Candidate]) -> Candidate:
     """The candidate with the least ratio to the base of those that are clearly faster; or the base."""
-    ratios = {one: found.ratios(one, base) for one in others if one != base}
+    ratios = {one: trials.ratios(one, base) for one in others if one != base}
     winners = [one for one, values in ratios.items() if _is_faster(values, _gain(one, base))]
     return min(winners, key=lambda one: median(ratios[one]), default=base)
 

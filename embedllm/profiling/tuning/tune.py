@@ -56,9 +56,9 @@ def tune(
 
     package, began = open_package(find_package(path), whole=False), time.monotonic()
     package.check_generates()
-    found = tuning_devices.Devices(package, exact=exact, kv=kv)
-    ready = found.usable([names] if isinstance(names, str) else names)
-    trial = Trial(package=package, devices={one.name: one for one in ready}, variants=found.variants, exact=exact,
+    device_set = tuning_devices.Devices(package, exact=exact, kv=kv)
+    ready = device_set.usable([names] if isinstance(names, str) else names)
+    trial = Trial(package=package, devices={one.name: one for one in ready}, variants=device_set.variants, exact=exact,
                   kv=kv, seconds=seconds)  # fmt: skip
 
     def time_candidate(candidate: Candidate) -> Timing:
@@ -68,14 +68,14 @@ def tune(
 
     candidates = tuning_devices.candidates(package, ready, exact=exact)
     trials = tuning_choice.measure(candidates, time_candidate, seconds=seconds - (time.monotonic() - began))
-    choice = tuning_choice.choose(trials, automatic=found.automatic())
+    choice = tuning_choice.choose(trials, automatic=device_set.automatic())
     tuning = Tuning(
         model=package.name,
         exact=exact,
         kv=kv,
         device=choice.device,
         measured=tuning_devices.measured(trials, choice),
-        left_out=(*found.left_out, *tuning_devices.unmeasured(trials)),
+        left_out=(*device_set.left_out, *tuning_devices.unmeasured(trials)),
         took_s=time.monotonic() - began,
         at=time.time(),
     )

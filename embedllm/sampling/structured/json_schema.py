@@ -44,11 +44,11 @@ def followed(schema: JSON) -> dict[str, JSON] | Literal[True]:
             "JSON schema: no finite value fulfils it: it demands itself again and again, or something that nothing can "
             "be. Make the part that contains itself optional, and look for 'false'."
         )
-    found = _without(root, endless)
-    if not isinstance(found, dict):
+    finite_schema = _without(root, endless)
+    if not isinstance(finite_schema, dict):
         return True
     defined: dict[str, JSON] = {name: _without(one, endless) for name, one in reader.definitions.items()}
-    return {**found, "$defs": defined} if defined else found
+    return {**finite_schema, "$defs": defined} if defined else finite_schema
 
 
 class _Reader:
@@ -66,13 +66,13 @@ class _Reader:
             raise ValueError(f"JSON schema: {path} is {schema!r}; expected an object, true or false.")
         if depth > DEEPEST:
             raise ValueError(f"JSON schema: {path[:80]}... lies {depth} schemas deep; expected at most {DEEPEST}.")
-        found: dict[str, JSON] = {}
+        keywords: dict[str, JSON] = {}
         for keyword, value in schema.items():
             if keyword in _ANNOTATIONS or keyword.startswith("x-") or (keyword == "$id" and path == "#"):
                 continue
-            found[keyword] = self._part(keyword, value, path, depth + 1)
-        _check_counts(found, path)
-        return found
+            keywords[keyword] = self._part(keyword, value, path, depth + 1)
+        _check_counts(keywords, path)
+        return keywords
 
     def _part(self, keyword: str, value: JSON, path: str, depth: int) -> JSON:
         place = f"{path}/{keyword}"
@@ -108,16 +108,16 @@ class _Reader:
         return f"#/$defs/{self._names[reference]}"
 
     def _target(self, reference: str, path: str) -> JSON:
-        found: JSON = self._root
+        target: JSON = self._root
         for step in reference.removeprefix("#/").split("/"):
             key = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
+            if isinstance(target, dict) and key in target:
+                target = target[key]
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
             else:
                 raise _refused("$ref", path, f"is {reference!r}, which is not there.")
-        return found
+        return target
 
 
 def _refused(keyword: str, path: str, problem: str) -> ValueError:
@@ -187,10 +187,10 @@ def _ends(schema: dict[str, JSON], is_finite: Callable[[JSON], bool], target: Ca
 def _type_ends(kind: str, schema: dict[str, JSON], is_finite: Callable[[JSON], bool]) -> bool:
     if kind == "object":
         properties, required = schema.get("properties"), schema.get("required")
-        known = properties if isinstance(properties, dict) else {}
+        schemas = properties if isinstance(properties, dict) else {}
         other = schema.get("additionalProperties", True)
         names = required if isinstance(required, list) else []
-        return all(is_finite(known.get(str(name), other)) for name in names)
+        return all(is_finite(schemas.get(str(name), other)) for name in names)
     if kind == "array":
         least, first = schema.get("minItems", 0), schema.get("prefixItems")
         items = first if isinstance(first, list) else []
@@ -206,7 +206,7 @@ def _without(schema: JSON, endless: set[int]) -> Schema:
         return bool(schema)
     if id(schema) in endless:
         return False
-    found: dict[str, JSON] = {}
+    finite_schema: dict[str, JSON] = {}
     for keyword, value in schema.items():
         if keyword in _SINGLE:
             value = _without(value, endless)
@@ -214,5 +214,5 @@ def _without(schema: JSON, endless: set[int]) -> Schema:
             value = {name: _without(part, endless) for name, part in value.items()}
         elif keyword in _LISTS and isinstance(value, list):
             value = [_without(part, endless) for part in value]
-        found[keyword] = value
-    return found
+        finite_schema[keyword] = value
+    return finite_schema

@@ -50,20 +50,20 @@ def _read(grammar: str, options: Mapping[str, JSON]) -> tuple[str, list[str]]:
     pieces: list[str] = []
     lexemes: list[str] = ["\n"]
     at = 0
-    while found := _LEXEME.match(grammar, at):
-        at = found.end()
-        piece = found[0]
-        if found.lastgroup == "block":
+    while match := _LEXEME.match(grammar, at):
+        at = match.end()
+        piece = match[0]
+        if match.lastgroup == "block":
             value, at = _block(grammar, at)
             if piece.startswith("%json"):
                 schema = followed(value)
                 value = {**schema, "x-guidance": options} if isinstance(schema, dict) else schema
             piece += json.dumps(value)
         pieces.append(piece)
-        if found.lastgroup in ("text", "block"):
+        if match.lastgroup in ("text", "block"):
             lexemes.append(_VALUE)
-        elif found.lastgroup != "skip":
-            lexemes.append("\n" if found.lastgroup == "line" else piece)
+        elif match.lastgroup != "skip":
+            lexemes.append("\n" if match.lastgroup == "line" else piece)
     return "".join(pieces), lexemes
 
 
@@ -77,7 +77,7 @@ def _block(grammar: str, at: int) -> tuple[JSON, int]:
 
 def _rules(lexemes: Sequence[str]) -> dict[str, list[str]]:
     """The rules' bodies by their names, with nothing left in them that says only how a rule is used."""
-    found: dict[str, list[str]] = {}
+    rules: dict[str, list[str]] = {}
     body: list[str] = []
     at = 0
     while at < len(lexemes):
@@ -85,7 +85,7 @@ def _rules(lexemes: Sequence[str]) -> dict[str, list[str]]:
             at += 1
             name = lexemes[at] if at < len(lexemes) else ""
             if colon := _colon(lexemes, at):
-                body = found.setdefault(name.lstrip("!?"), [])
+                body = rules.setdefault(name.lstrip("!?"), [])
                 at = colon + 1
             elif name.startswith("%"):
                 body = []  # of a command; nobody reads it
@@ -95,7 +95,7 @@ def _rules(lexemes: Sequence[str]) -> dict[str, list[str]]:
         else:
             body.append(lexemes[at])
             at += 1
-    return found
+    return rules
 
 
 def _colon(lexemes: Sequence[str], at: int) -> int:

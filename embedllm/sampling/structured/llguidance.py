@@ -138,16 +138,16 @@ class _TokenizerWrapper:
 
     def _longest(self, text: bytes) -> list[int]:
         """The longest token, again and again: for a tokenizer that puts a space before a text, or changes it."""
-        found: list[int] = []
+        tokens: list[int] = []
         at = 0
         while at < len(text):
             ends = range(min(len(text), at + self._most_bytes), at, -1)
             end = next((end for end in ends if text[at:end] in self._token_of), None)
             if end is None:
                 break  # llguidance goes on by itself where a text ends early
-            found.append(self._token_of[text[at:end]])
+            tokens.append(self._token_of[text[at:end]])
             at = end
-        return found
+        return tokens
 
     @cached_property
     def _token_of(self) -> dict[bytes, int]:
@@ -185,10 +185,10 @@ def _compile(source: Source, vocabulary: LLTokenizer) -> LLMatcher:
 
 def _reason(source: Source, problem: str) -> str:
     """What is wrong, on one line: of a regex, what the parser of regexes says, without the grammar around it."""
-    found = re.search(r"^error: (.+)$", problem, re.MULTILINE) if source.kind == "regex" else None
-    if found is None:
+    match = re.search(r"^error: (.+)$", problem, re.MULTILINE) if source.kind == "regex" else None
+    if match is None:
         return problem
-    return f"{found[1].rstrip('.')}: {source.text!r}. The syntax is that of Rust's regex crate."
+    return f"{match[1].rstrip('.')}: {source.text!r}. The syntax is that of Rust's regex crate."
 
 
 def _grammar(source: Source) -> str:

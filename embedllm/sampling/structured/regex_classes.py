@@ -28,14 +28,14 @@ def python_classes(pattern: str, *, verbose: bool) -> str:
 
 
 def _rewritten(pattern: str, *, has_empty: bool, verbose: bool = False) -> str:
-    found: list[str] = []
+    pieces: list[str] = []
     at = 0
     while unit := (verbose and _COMMENT.match(pattern, at)) or _UNIT.match(pattern, at):
         text, at = unit[0], unit.end()
         if text == "[":
             text, at = _class(pattern, at, has_empty=has_empty, verbose=verbose)
-        found.append(text)
-    return "".join(found)
+        pieces.append(text)
+    return "".join(pieces)
 
 
 def _class(pattern: str, start: int, *, has_empty: bool, verbose: bool) -> tuple[str, int]:

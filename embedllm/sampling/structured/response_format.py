@@ -75,13 +75,13 @@ def grammar_source(response_format: ResponseFormat | None) -> Source | None:
     raise ValueError(f"response_format is {response_format!r}; expected {_SHAPES}.")
 
 
-def _of_object(said: Mapping[str, object]) -> Source | None:
-    kind = said.get("type")
+def _of_object(fields: Mapping[str, object]) -> Source | None:
+    kind = fields.get("type")
     if kind not in ("text", "json_object", "json_schema", "regex", "lark", "choices"):
         raise ValueError(f"response_format has the type {kind!r}; expected {_SHAPES}.")
     has_value = kind not in ("text", "json_object")
-    _check_keys("response_format", said, {"type", kind} if has_value else {"type"})
-    value = said.get(kind)
+    _check_keys("response_format", fields, {"type", kind} if has_value else {"type"})
+    value = fields.get(kind)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -99,9 +99,11 @@ def _of_object(said: Mapping[str, object]) -> Source | None:
     return Source(kind=kind, text=value)
 
 
-def _check_keys(name: str, found: Mapping[str, object], known: set[str]) -> None:
-    if unknown := [key for key in found if key not in known]:
-        raise ValueError(f"{name} has {unknown[0]!r}, which is not followed; expected {', '.join(sorted(known))}.")
+def _check_keys(name: str, fields: Mapping[str, object], expected_keys: set[str]) -> None:
+    if unknown := [key for key in fields if key not in expected_keys]:
+        raise ValueError(
+            f"{name} has {unknown[0]!r}, which is not followed; expected {', '.join(sorted(expected_keys))}."
+        )
 
 
 def _schema(schema: object) -> Source:

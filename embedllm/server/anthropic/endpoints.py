@@ -46,28 +46,28 @@ _COUNT = Body(name="CountTokensRequest", required=("messages",), properties=_PRO
 
 async def create(exchange: Exchange, body: Mapping[str, Any]) -> None:
     """A message, or the events of one."""
-    asked = messages_request(body)
+    request = messages_request(body)
     async with exchange.context.pool.use(body.get("model")) as lease:
         tokenizer = lease.model.tokenizer
         head = MessageHead(
             model=lease.name,
-            stop_sequences=asked.stop_sequences,
+            stop_sequences=request.stop_sequences,
             token_text=lambda token: tokenizer.decode([token], special=True),
-            warnings=asked.warnings,
+            warnings=request.warnings,
         )
-        replies = await begin(exchange, lease, [asked.messages], asked.options, one_call=asked.one_call,
+        replies = await begin(exchange, lease, [request.messages], request.options, one_call=request.one_call,
                               response_id=head.id)  # fmt: skip
         if body.get("stream", False):
             await exchange.stream(_events(EventWriter(head), replies), _stream_error)
             return
-        async with aclosing(aiter(replies)) as found:
-            chunks = [chunk async for _, chunk in found]
+        async with aclosing(aiter(replies)) as stream:
+            chunks = [chunk async for _, chunk in stream]
         await exchange.reply(message(head, chunks))
 
 
 async def _events(writer: EventWriter, replies: Replies) -> AsyncGenerator[bytes, None]:
-    async with aclosing(aiter(replies)) as found:
-        async for _, chunk in found:
+    async with aclosing(aiter(replies)) as stream:
+        async for _, chunk in stream:
             for one in writer.push(chunk):
                 yield event(one, str(one["type"]))
 
@@ -78,12 +78,12 @@ def _stream_error(error: ApiError) -> bytes:
 
 async def count_tokens(exchange: Exchange, body: Mapping[str, Any]) -> None:
     """How many tokens a request has as the model's chat template writes it."""
-    asked = messages_request(body)
-    options = asked.options
+    request = messages_request(body)
+    options = request.options
     async with exchange.context.pool.use(body.get("model")) as lease:
         tokens = await run_in_thread(
             lambda cancel: lease.model.prompt_tokens(
-                asked.messages,
+                request.messages,
                 tools=None if options.get("tool_choice") == "none" else options.get("tools"),
                 variables=options.get("variables"),
                 continue_final_message=options.get("continue_final_message", False),

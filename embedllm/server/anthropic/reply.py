@@ -40,8 +40,8 @@ def message(head: MessageHead, chunks: Sequence[Chunk]) -> dict[str, JSON]:
     last = chunks[-1]
     reason, sequence = _stop(head, last, reader.blocks)
     content: list[JSON] = [_content(block) for block in reader.blocks]
-    found = _message(head, content, _usage(last.statistics, last.statistics.tokens))
-    return {**found, "stop_reason": reason, "stop_sequence": sequence}
+    fields = _message(head, content, _usage(last.statistics, last.statistics.tokens))
+    return {**fields, "stop_reason": reason, "stop_sequence": sequence}
 
 
 class EventWriter:
@@ -69,10 +69,10 @@ class EventWriter:
 
 
 def _message(head: MessageHead, content: list[JSON], usage: JSON) -> dict[str, JSON]:
-    found: dict[str, JSON] = {"id": head.id, "type": "message", "role": "assistant", "model": head.model,
-                              "content": content, "stop_reason": None, "stop_sequence": None,
-                              "usage": usage}  # fmt: skip
-    return {**found, "warnings": list(head.warnings)} if head.warnings else found
+    fields: dict[str, JSON] = {"id": head.id, "type": "message", "role": "assistant", "model": head.model,
+                               "content": content, "stop_reason": None, "stop_sequence": None,
+                               "usage": usage}  # fmt: skip
+    return {**fields, "warnings": list(head.warnings)} if head.warnings else fields
 
 
 def _usage(statistics: Statistics, tokens: int) -> dict[str, JSON]:
@@ -112,10 +112,10 @@ def _arguments(block: Block) -> JSON:
     if block.call is not None and not block.call.problem:
         return dict(block.call.arguments)
     try:
-        found = json.loads(block.text)
+        arguments = json.loads(block.text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"text": block.text}
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"text": block.text}
 
 
 _EMPTY: dict[str, dict[str, JSON]] = {

@@ -34,7 +34,7 @@ class MessagesRequest:
 
 def messages_request(body: Mapping[str, Any]) -> MessagesRequest:
     """body: its types on the first level are checked. Raises ValueError for what cannot be followed."""
-    tools, warnings = read_tools(_objects(body.get("tools", []), "tools"), [*_found_tools(body["messages"])])
+    tools, warnings = read_tools(_objects(body.get("tools", []), "tools"), [*_referenced_tools(body["messages"])])
     messages = [*_system(body.get("system")), *_messages(body["messages"], warnings)]
     if not messages:
         raise ValueError("messages is empty; expected at least one message.")
@@ -62,24 +62,24 @@ def messages_request(body: Mapping[str, Any]) -> MessagesRequest:
     )
 
 
-def _found_tools(value: object) -> Iterator[str]:
+def _referenced_tools(value: object) -> Iterator[str]:
     """The names in tool_reference blocks of results, in their order."""
     if isinstance(value, Mapping):
         if value.get("type") == "tool_reference" and isinstance(name := value.get("tool_name"), str):
             yield name
-        yield from _found_tools(value.get("content"))
+        yield from _referenced_tools(value.get("content"))
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for one in value:
-            yield from _found_tools(one)
+            yield from _referenced_tools(one)
 
 
-def _objects(found: object, where: str) -> list[Mapping[str, Any]]:
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ValueError(f"{where} is {found!r:.80}; expected a list.")
-    for place, one in enumerate(found):
+def _objects(value: object, where: str) -> list[Mapping[str, Any]]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"{where} is {value!r:.80}; expected a list.")
+    for place, one in enumerate(value):
         if not isinstance(one, Mapping):
             raise ValueError(f"{where}.{place} is {one!r:.80}; expected an object.")
-    return list(found)
+    return list(value)
 
 
 def _text(block: Mapping[str, Any], name: str, where: str) -> str:
@@ -97,13 +97,13 @@ def _system(system: object) -> Iterator[Message]:
         yield {"role": "system", "content": system}
         return
     texts = [_text(block, "text", f"system.{place}") for place, block in enumerate(_objects(system, "system"))]
-    if kept := [text for text in texts if text and not text.startswith(_BILLING)]:
-        yield {"role": "system", "content": "\n\n".join(kept)}
+    if system_texts := [text for text in texts if text and not text.startswith(_BILLING)]:
+        yield {"role": "system", "content": "\n\n".join(system_texts)}
 
 
-def _messages(found: object, warnings: list[str]) -> Iterator[Message]:
+def _messages(messages: object, warnings: list[str]) -> Iterator[Message]:
     names: dict[str, str] = {}  # of tools by the ids of their calls
-    for place, message in enumerate(_objects(found, "messages")):
+    for place, message in enumerate(_objects(messages, "messages")):
         where, role, content = f"messages.{place}", message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
             raise ValueError(f"{where}.role is {role!r:.80}; expected 'user', 'assistant' or 'system'.")
@@ -137,8 +137,8 @@ def _turn(role: str, blocks: Sequence[Mapping[str, Any]], where: str, names: Map
 
 def _image(block: Mapping[str, Any], where: str) -> Piece:
     """Of an image block. Raises ValueError for a source that is not in the request."""
-    found = block.get("source")
-    source: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    value = block.get("source")
+    source: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
     kind = source.get("type")
     if kind == "url":
         return image_part(_text(source, "url", f"{where}.source"))  # which says that nothing is downloaded
@@ -202,38 +202,40 @@ def _reply(
         elif kind == "thinking":
             thoughts.append(_text(block, "thinking", at))
         elif kind == "tool_use":
-            identifier, name, given = _text(block, "id", at), _text(block, "name", at), block.get("input")
-            if not isinstance(given, Mapping):
-                raise ValueError(f"{at}.input is {given!r:.80}; expected an object.")
+            identifier, name, arguments = _text(block, "id", at), _text(block, "name", at), block.get("input")
+            if not isinstance(arguments, Mapping):
+                raise ValueError(f"{at}.input is {arguments!r:.80}; expected an object.")
             names[identifier] = name
-            calls.append({"id": identifier, "type": "function", "function": {"name": name, "arguments": dict(given)}})
+            calls.append(
+                {"id": identifier, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+            )
         elif kind == "redacted_thinking" or (isinstance(kind, str) and kind.startswith("server_tool")):
             warnings.append(f"the block '{kind}' of an earlier reply was left out: only Anthropic's servers read it")
         elif isinstance(kind, str) and kind.endswith("_tool_result"):
             texts.append(json.dumps(block.get("content"), ensure_ascii=False))
         else:
             raise ValueError(f"{at} is of the type {kind!r:.80}; expected text, thinking or tool_use.")
-    found: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
-        found["reasoning_content"] = "".join(thoughts)
+        message["reasoning_content"] = "".join(thoughts)
     if calls:
-        found["tool_calls"] = calls
-    return found
+        message["tool_calls"] = calls
+    return message
 
 
 def _variables(body: Mapping[str, Any]) -> dict[str, Any]:
     """For chat templates that can think or not: the names that Qwen's, DeepSeek's and Granite's, and gpt-oss's have."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     thinking, output = body.get("thinking"), body.get("output_config")
     if isinstance(thinking, Mapping):
         kind = thinking.get("type")
         if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
             raise ValueError(f"thinking.type is {kind!r:.80}; expected 'enabled', 'adaptive' or 'disabled'.")
-        found["enable_thinking"] = found["thinking"] = kind != "disabled"
+        variables["enable_thinking"] = variables["thinking"] = kind != "disabled"
     effort = output.get("effort") if isinstance(output, Mapping) else None
     if isinstance(effort, str) and effort in LEVELS:
-        found["reasoning_effort"] = LEVELS[effort]
-    return found
+        variables["reasoning_effort"] = LEVELS[effort]
+    return variables
 
 
 def _schema(output: object) -> Mapping[str, Any] | None:

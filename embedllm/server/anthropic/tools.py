@@ -44,7 +44,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]], loaded: Sequence[str] = ()) -
     loaded: names of tools that a search has found. Of those with defer_loading these alone are there, after the others
     and in this order, so that the prompt before them stays as it was. Raises ValueError for a tool without a name.
     """
-    found: list[Message] = []
+    functions: list[Message] = []
     warnings: list[str] = []
     deferred = {
         name: place
@@ -58,16 +58,16 @@ def read_tools(tools: Sequence[Mapping[str, Any]], loaded: Sequence[str] = ()) -
         if "input_schema" in tool or kind in (None, "custom"):
             if not isinstance(name, str) or not name:
                 raise ValueError(f"tools.{place}.name is {name!r:.80}; expected text.")
-            found.append(_function(name, tool.get("description"), tool.get("input_schema", {}), place))
+            functions.append(_function(name, tool.get("description"), tool.get("input_schema", {}), place))
             continue
-        known = next((row for base, row in _CLIENT_TOOLS.items() if str(kind).startswith(f"{base}_2")), None)
-        if known is None or not isinstance(name, str):
+        client_tool = next((row for base, row in _CLIENT_TOOLS.items() if str(kind).startswith(f"{base}_2")), None)
+        if client_tool is None or not isinstance(name, str):
             warnings.append(f"the tool '{str(kind)[:80]}' does not run here and was left out")
             continue
-        description, properties, required = known
+        description, properties, required = client_tool
         schema = {"type": "object", "properties": dict(properties), "required": list(required)}
-        found.append(_function(name, description, schema, place))
-    return found, warnings
+        functions.append(_function(name, description, schema, place))
+    return functions, warnings
 
 
 def _function(name: str, description: object, schema: object, place: int) -> Message:

@@ -18,15 +18,15 @@ _BODY = Body(name="ChatCompletionRequest", required=("messages",), properties=CH
 
 async def chat_completions(exchange: Exchange, body: Mapping[str, Any]) -> None:
     is_stream = body.get("stream", False)
-    asked = read_chat_body(body)
+    request = read_chat_body(body)
     one_call = not body.get("parallel_tool_calls", True)
     async with exchange.context.pool.use(body.get("model")) as lease:
-        head = Head(model=lease.name, spelled=spelling(lease.model), has_logprobs=asked.has_logprobs)
-        replies = await begin(exchange, lease, [asked.messages], asked.options, n=asked.n, one_call=one_call,
+        head = Head(model=lease.name, spelled=spelling(lease.model), has_logprobs=request.has_logprobs)
+        replies = await begin(exchange, lease, [request.messages], request.options, n=request.n, one_call=one_call,
                               response_id=head.id)  # fmt: skip
         if is_stream:
-            writer = ChunkWriter(head, counts_tokens=asked.counts_tokens, n=asked.n)
-            await exchange.stream(_events(writer, replies, has_usage=asked.counts_tokens), wire.stream_error)
+            writer = ChunkWriter(head, counts_tokens=request.counts_tokens, n=request.n)
+            await exchange.stream(_events(writer, replies, has_usage=request.counts_tokens), wire.stream_error)
         else:
             await exchange.reply(wire.completion(chat_completion(head, await replies.collect())))
 

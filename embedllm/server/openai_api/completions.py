@@ -168,11 +168,11 @@ def _reason(reason: str) -> str:
 
 async def _events(writer: _Writer, replies: Replies, *, has_usage: bool) -> AsyncGenerator[bytes, None]:
     ended: dict[int, Statistics] = {}
-    seen: set[int] = set()
+    indices: set[int] = set()
     async for index, chunk in replies:
-        if (piece := writer.piece(index, chunk, is_first=index not in seen)) is not None:
+        if (piece := writer.piece(index, chunk, is_first=index not in indices)) is not None:
             yield event({**piece, "usage": None} if has_usage else piece)
-        seen.add(index)
+        indices.add(index)
         if chunk.finish_reason is not None:
             ended[index] = chunk.statistics
     if has_usage:

@@ -34,8 +34,8 @@ _BODY = Body(
 
 
 async def embeddings(exchange: Exchange, body: Mapping[str, Any]) -> None:
-    given = body["input"]
-    texts = [given] if isinstance(given, str) else given
+    inputs = body["input"]
+    texts = [inputs] if isinstance(inputs, str) else inputs
     if not isinstance(texts[0], str):
         raise ApiError(400, "input has token ids; send text, which the model's own tokenizer reads (LangChain: "
                       "check_embedding_ctx_length=False).", param="input")  # fmt: skip

@@ -22,9 +22,9 @@ _MODEL: Schema = {"type": "object", "properties": {"id": STRING, "object": STRIN
 
 
 async def models(exchange: Exchange, body: Mapping[str, Any]) -> None:
-    found = [entry for status in exchange.context.pool.listed() for entry in _entries(status)]
-    ends: list[JSON] = [found[0]["id"], found[-1]["id"]]
-    await exchange.reply({"object": "list", "data": [*found], "has_more": False, "first_id": ends[0],
+    entries = [entry for status in exchange.context.pool.listed() for entry in _entries(status)]
+    ends: list[JSON] = [entries[0]["id"], entries[-1]["id"]]
+    await exchange.reply({"object": "list", "data": [*entries], "has_more": False, "first_id": ends[0],
                           "last_id": ends[1]})  # fmt: skip
 
 

@@ -16,13 +16,13 @@ DONE = b"data: [DONE]\n\n"
 
 def completion(reply: types.ChatCompletion) -> dict[str, JSON]:
     """A whole reply. A message has "content" even where it is null, and other fields only with something in them."""
-    found = reply.to_dict()
-    for choice in cast("list[dict[str, dict[str, JSON]]]", found["choices"]):
+    fields = reply.to_dict()
+    for choice in cast("list[dict[str, dict[str, JSON]]]", fields["choices"]):
         message = choice["message"]
         choice["message"] = {
             name: value for name, value in message.items() if value is not None or name in ("content", "refusal")
         }
-    return found
+    return fields
 
 
 def chunk(piece: types.ChatCompletionChunk, *, has_usage: bool) -> dict[str, JSON]:
@@ -34,11 +34,11 @@ def chunk(piece: types.ChatCompletionChunk, *, has_usage: bool) -> dict[str, JSO
         choices.append(
             {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": choice.finish_reason}
         )
-    found: dict[str, JSON] = {"id": piece.id, "object": piece.object, "created": piece.created, "model": piece.model,
-                              "system_fingerprint": None, "choices": choices}  # fmt: skip
+    fields: dict[str, JSON] = {"id": piece.id, "object": piece.object, "created": piece.created, "model": piece.model,
+                               "system_fingerprint": None, "choices": choices}  # fmt: skip
     if has_usage:
-        found["usage"] = None if piece.usage is None else piece.usage.to_dict()
-    return found
+        fields["usage"] = None if piece.usage is None else piece.usage.to_dict()
+    return fields
 
 
 def stream_error(error: ApiError) -> bytes:

@@ -68,20 +68,20 @@ class Responses:
         if earlier is None:
             raise ApiError(400, f"there is no response '{previous[:80]}', or it was dropped; send the whole input.",
                            code="previous_response_not_found", param="previous_response_id")  # fmt: skip
-        asked = responses_request(body, earlier, self._store.item, exchange.context.tool_servers)
+        request = responses_request(body, earlier, self._store.item, exchange.context.tool_servers)
         async with exchange.context.pool.use(body.get("model")) as lease:
             head = ResponseHead(
                 model=lease.name,
                 body=body,
-                tools=asked.tools,
+                tools=request.tools,
                 spelled=spelling(lease.model),
-                listed=asked.listed,
-                has_logprobs=asked.has_logprobs,
-                packs_reasoning=asked.packs_reasoning,
-                warnings=asked.warnings,
+                listed=request.listed,
+                has_logprobs=request.has_logprobs,
+                packs_reasoning=request.packs_reasoning,
+                warnings=request.warnings,
             )
             writer = ResponseWriter(head)
-            events = self._events(exchange, lease, asked, writer, body)
+            events = self._events(exchange, lease, request, writer, body)
             if body.get("stream", False):
                 await exchange.stream(_written(events), partial(_stream_error, writer))
                 return
@@ -92,10 +92,10 @@ class Responses:
 
     async def retrieve(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """A response that was stored."""
-        found = self._store.get(exchange.path_params["id"])
-        if found is None:
+        entry = self._store.get(exchange.path_params["id"])
+        if entry is None:
             raise _missing(exchange)
-        await exchange.reply(found.response)
+        await exchange.reply(entry.response)
 
     async def delete(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """Forgets a response that was stored."""
@@ -106,18 +106,23 @@ class Responses:
 
     async def input_items(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """The items of the conversation that a stored response answers."""
-        found = self._store.get(exchange.path_params["id"])
-        if found is None:
+        entry = self._store.get(exchange.path_params["id"])
+        if entry is None:
             raise _missing(exchange)
-        earlier = self._store.conversation(found.previous) if found.previous is not None else []
-        items = [*(earlier or []), *found.input]
+        earlier = self._store.conversation(entry.previous) if entry.previous is not None else []
+        items = [*(earlier or []), *entry.input]
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
         await exchange.reply({"object": "list", "data": items, "has_more": False, **ends})
 
     async def _events(
-        self, exchange: Exchange, lease: Lease, asked: ResponsesRequest, writer: ResponseWriter, body: Mapping[str, Any]
+        self,
+        exchange: Exchange,
+        lease: Lease,
+        request: ResponsesRequest,
+        writer: ResponseWriter,
+        body: Mapping[str, Any],
     ) -> AsyncGenerator[dict[str, Any], None]:
-        async with aclosing(tool_rounds(exchange, lease, asked, writer, body.get("max_tool_calls"))) as events:
+        async with aclosing(tool_rounds(exchange, lease, request, writer, body.get("max_tool_calls"))) as events:
             async for one in events:
                 yield one
         for one in writer.end():
@@ -145,11 +150,11 @@ class Responses:
         ]  # fmt: skip
 
 
-def _items(given: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _items(value: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The items of a request, each with an id."""
-    if isinstance(given, str):
-        given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
-    return [item if item.get("id") else {**item, "id": f"item_{os.urandom(12).hex()}"} for item in given]
+    if isinstance(value, str):
+        value = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
+    return [item if item.get("id") else {**item, "id": f"item_{os.urandom(12).hex()}"} for item in value]
 
 
 def _missing(exchange: Exchange) -> ApiError:

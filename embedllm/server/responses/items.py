@@ -29,11 +29,11 @@ def pack_reasoning(text: str) -> str:
     return _MARK + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
 
 
-def _unpacked(found: object) -> str:
-    if not isinstance(found, str) or not found.startswith(_MARK):
+def _unpacked(value: object) -> str:
+    if not isinstance(value, str) or not value.startswith(_MARK):
         return ""  # another server's
     try:
-        return base64.b64decode(found[len(_MARK) :], validate=True).decode("utf-8", "surrogatepass")
+        return base64.b64decode(value[len(_MARK) :], validate=True).decode("utf-8", "surrogatepass")
     except (binascii.Error, ValueError):
         return ""
 
@@ -46,7 +46,7 @@ class Approval:
     label: str
     name: str
     arguments: str  # JSON
-    given: dict[str, Any]  # the same
+    values: dict[str, Any]  # the same
     is_approved: bool = False
     is_done: bool = False
     message: dict[str, Any] | None = None  # its result, as the model reads it
@@ -121,10 +121,10 @@ class MessageBuilder:
                 raise ValueError(f"{where}.tools is {added!r:.80}; expected a list.")
             self.tools += added
         elif kind == "item_reference":
-            found = self._lookup(str(item.get("id")))
-            if found is None:
+            stored_item = self._lookup(str(item.get("id")))
+            if stored_item is None:
                 raise ValueError(f"{where} refers to the item {item.get('id')!r:.80}, which is not stored here.")
-            self._add(found, where)
+            self._add(stored_item, where)
         else:
             self.warnings.append(f"the item '{kind[:80]}' has no effect here and was left out")
 
@@ -202,20 +202,20 @@ class MessageBuilder:
         if called in self.approvals:
             raise ValueError(f"{where} has the id '{called[:80]}', as an approval request in front of it.")
         try:
-            given = json.loads(arguments)
+            values = json.loads(arguments)
         except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+            values = None
+        if not isinstance(values, dict):
             raise ValueError(f"{where}.arguments is {arguments!r:.80}; expected the text of a JSON object.")
         self._call({"call_id": called}, where, name, arguments)
-        self.approvals[called] = Approval(id=called, label=label, name=name, arguments=arguments, given=given)
+        self.approvals[called] = Approval(id=called, label=label, name=name, arguments=arguments, values=values)
 
     def _add_mcp_approval_response(self, item: Mapping[str, Any], where: str) -> None:
-        asked, approve = item.get("approval_request_id"), item.get("approve")
-        approval = self.approvals.get(str(asked))
+        request_id, approve = item.get("approval_request_id"), item.get("approve")
+        approval = self.approvals.get(str(request_id))
         if approval is None or approval.message is not None:
             what = "is not in front of it" if approval is None else "is answered already"
-            raise ValueError(f"{where} answers the approval request {asked!r:.80}, which {what}.")
+            raise ValueError(f"{where} answers the approval request {request_id!r:.80}, which {what}.")
         if not isinstance(approve, bool):
             raise ValueError(f"{where}.approve is {approve!r:.80}; expected true or false.")
         reason = item.get("reason")
@@ -239,19 +239,19 @@ def _result(called: str, name: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": called, "name": name, "content": text}
 
 
-def _text(found: object, where: str) -> str:
-    if not isinstance(found, str):
-        raise ValueError(f"{where} is {found!r:.80}; expected text.")
-    return found
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {value!r:.80}; expected text.")
+    return value
 
 
-def _parts(found: object, where: str) -> list[tuple[Mapping[str, Any], str]]:
-    if not isinstance(found, Sequence):
-        raise ValueError(f"{where} is {found!r:.80}; expected text or a list of parts.")
-    for place, part in enumerate(found):
+def _parts(value: object, where: str) -> list[tuple[Mapping[str, Any], str]]:
+    if not isinstance(value, Sequence):
+        raise ValueError(f"{where} is {value!r:.80}; expected text or a list of parts.")
+    for place, part in enumerate(value):
         if not isinstance(part, Mapping):
             raise ValueError(f"{where}.{place} is {part!r:.80}; expected an object.")
-    return [(part, f"{where}.{place}") for place, part in enumerate(found)]
+    return [(part, f"{where}.{place}") for place, part in enumerate(value)]
 
 
 def _content(content: object, where: str) -> str:
@@ -316,8 +316,8 @@ def _function_call(item: Mapping[str, Any], where: str) -> tuple[str, str]:
 
 def _custom_call(item: Mapping[str, Any], where: str) -> tuple[str, str]:
     name = _text(item.get("name"), f"{where}.name")
-    given = {"input": _text(item.get("input"), f"{where}.input")}
-    return function_name(name, item.get("namespace")), json.dumps(given, ensure_ascii=False)
+    arguments = {"input": _text(item.get("input"), f"{where}.input")}
+    return function_name(name, item.get("namespace")), json.dumps(arguments, ensure_ascii=False)
 
 
 def _built_in(
@@ -326,10 +326,10 @@ def _built_in(
     """Reads the call of a built-in tool, whose arguments are in an object. without: what the model does not write."""
 
     def read(item: Mapping[str, Any], where: str) -> tuple[str, str]:
-        given = item.get(field)
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{where}.{field} is {given!r:.80}; expected an object.")
-        arguments = {key: value for key, value in given.items() if key not in without and value is not None}
+        fields = item.get(field)
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"{where}.{field} is {fields!r:.80}; expected an object.")
+        arguments = {key: value for key, value in fields.items() if key not in without and value is not None}
         return name, json.dumps(arguments, ensure_ascii=False)
 
     return read

@@ -60,12 +60,12 @@ def read_mcp(entry: Mapping[str, Any], where: str, servers: ToolServers) -> list
     names = list(tools) if allowed is None else _names(allowed, f"{where}.allowed_tools")
     if unknown := [name for name in names if name not in tools]:
         raise ValueError(f"{where}.allowed_tools names '{unknown[0][:80]}'; '{label}' has {_listed(tools)}.")
-    asked = _asked(entry.get("require_approval"), f"{where}.require_approval", tools)
-    return [McpTool(label=label, name=name, tool=tools[name], needs_approval=name in asked) for name in tools
+    to_approve = _tools_to_approve(entry.get("require_approval"), f"{where}.require_approval", tools)
+    return [McpTool(label=label, name=name, tool=tools[name], needs_approval=name in to_approve) for name in tools
             if name in names]  # fmt: skip
 
 
-def _asked(rule: object, where: str, tools: Mapping[str, FunctionTool]) -> set[str]:
+def _tools_to_approve(rule: object, where: str, tools: Mapping[str, FunctionTool]) -> set[str]:
     """The tools that wait for an approval: all of them unless the request says otherwise, as OpenAI has it."""
     if rule is None or rule == "always":
         return set(tools)
@@ -75,16 +75,16 @@ def _asked(rule: object, where: str, tools: Mapping[str, FunctionTool]) -> set[s
         raise ValueError(f"{where} is {rule!r:.80}; expected 'always', 'never', or an object of them with tool_names.")
     always = _names(rule["always"], f"{where}.always") if rule.get("always") is not None else None
     never = _names(rule["never"], f"{where}.never") if rule.get("never") is not None else None
-    found = set(tools) if always is None else set(always)  # "never" alone: all others wait
-    return found - set(never or ())
+    tool_names = set(tools) if always is None else set(always)  # "never" alone: all others wait
+    return tool_names - set(never or ())
 
 
 def _names(value: object, where: str) -> list[str]:
     """A list of names, or such a filter."""
-    given = value.get("tool_names") if isinstance(value, Mapping) and set(value) == {"tool_names"} else value
-    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(one, str) for one in given):
+    names = value.get("tool_names") if isinstance(value, Mapping) and set(value) == {"tool_names"} else value
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(one, str) for one in names):
         raise ValueError(f"{where} is {value!r:.80}; expected names of tools, as a list or as tool_names.")
-    return list(given)
+    return list(names)
 
 
 def _listed(names: Mapping[str, object]) -> str:
@@ -128,15 +128,15 @@ def run_item(
     approval: str | None = None,
 ) -> dict[str, Any]:
     """A call, and what it gave. outcome: None while it runs; approval: the id of the request that was approved."""
-    found: dict[str, Any] = {"type": "mcp_call", "id": item_id, "server_label": tool.label, "name": tool.name,
-                             "arguments": arguments, "approval_request_id": approval, "output": None, "error": None,
-                             "status": status or "in_progress"}  # fmt: skip
+    item: dict[str, Any] = {"type": "mcp_call", "id": item_id, "server_label": tool.label, "name": tool.name,
+                            "arguments": arguments, "approval_request_id": approval, "output": None, "error": None,
+                            "status": status or "in_progress"}  # fmt: skip
     if outcome is None:
-        return found
+        return item
     if outcome.is_error:
         error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": outcome.text}]}
-        return {**found, "error": error, "status": "failed"}
-    return {**found, "output": outcome.text, "status": "completed"}
+        return {**item, "error": error, "status": "failed"}
+    return {**item, "output": outcome.text, "status": "completed"}
 
 
 def result_text(item: Mapping[str, Any]) -> str:

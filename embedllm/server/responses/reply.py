@@ -267,14 +267,14 @@ def _new_id(prefix: str) -> str:
 
 def _usage(statistics: Sequence[Statistics], reasoning: int) -> Event:
     """Of all replies of a response."""
-    given, generated = sum(one.prompt_tokens for one in statistics), sum(one.tokens for one in statistics)
+    prompt_tokens, generated = sum(one.prompt_tokens for one in statistics), sum(one.tokens for one in statistics)
     cached = sum(one.cached_tokens for one in statistics)
     return {
-        "input_tokens": given,
+        "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": generated,
         "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": given + generated,
+        "total_tokens": prompt_tokens + generated,
     }
 
 
@@ -282,7 +282,7 @@ def _response(head: ResponseHead) -> Event:
     """A response that has just begun."""
     body = head.body
     reasoning = body.get("reasoning") or {}
-    found: Event = {
+    response: Event = {
         "id": head.id,
         "object": "response",
         "created_at": head.created_at,
@@ -302,5 +302,5 @@ def _response(head: ResponseHead) -> Event:
         "usage": None,
         **{name: body.get(name) for name in _ECHOED},
     }
-    found["metadata"] = body.get("metadata") or {}
-    return {**found, "warnings": list(head.warnings)} if head.warnings else found
+    response["metadata"] = body.get("metadata") or {}
+    return {**response, "warnings": list(head.warnings)} if head.warnings else response

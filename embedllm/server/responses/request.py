@@ -93,12 +93,12 @@ def responses_request(
 
 
 def _unfollowed(body: Mapping[str, Any]) -> list[str]:
-    found = []
+    warnings = []
     if body.get("background"):
-        found.append("background has no effect: the response is complete when it comes")
+        warnings.append("background has no effect: the response is complete when it comes")
     if body.get("truncation") == "auto":
-        found.append("truncation 'auto' has no effect: input that exceeds the context is refused")
-    return found
+        warnings.append("truncation 'auto' has no effect: input that exceeds the context is refused")
+    return warnings
 
 
 def _variables(reasoning: object) -> dict[str, Any]:

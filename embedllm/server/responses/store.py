@@ -31,10 +31,12 @@ class ResponseStore:
         self._most, self._most_bytes = most, most_bytes
         self._bytes = 0
 
-    def put(self, response: Mapping[str, Any], given: Sequence[Mapping[str, Any]], previous: str | None) -> None:
-        """Keeps a response. given: the items of its request."""
-        size = len(json.dumps([response, given]))
-        self._stored[response["id"]] = Stored(response, given, previous, size)
+    def put(
+        self, response: Mapping[str, Any], request_items: Sequence[Mapping[str, Any]], previous: str | None
+    ) -> None:
+        """Keeps a response. request_items: the items of its request."""
+        size = len(json.dumps([response, request_items]))
+        self._stored[response["id"]] = Stored(response, request_items, previous, size)
         self._items.update({str(item.get("id")): item for item in response["output"]})
         self._bytes += size
         while len(self._stored) > self._most or (self._bytes > self._most_bytes and len(self._stored) > 1):
@@ -53,20 +55,20 @@ class ResponseStore:
         parts: list[Sequence[Mapping[str, Any]]] = []
         at: str | None = name
         while at is not None:
-            found = self._stored.get(at)
-            if found is None:
+            entry = self._stored.get(at)
+            if entry is None:
                 return None
             self._stored.move_to_end(at)  # a conversation that goes on stays
-            parts += [found.response["output"], found.input]
-            at = found.previous
+            parts += [entry.response["output"], entry.input]
+            at = entry.previous
         return [item for part in reversed(parts) for item in part]
 
     def delete(self, name: str) -> bool:
         """Whether there was one."""
-        found = self._stored.pop(name, None)
-        if found is None:
+        entry = self._stored.pop(name, None)
+        if entry is None:
             return False
-        self._bytes -= found.bytes
-        for item in found.response["output"]:
+        self._bytes -= entry.bytes
+        for item in entry.response["output"]:
             self._items.pop(str(item.get("id")), None)
         return True

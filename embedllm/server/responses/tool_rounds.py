@@ -22,18 +22,18 @@ MOST_CALLS = 32  # of a response; then the model has to answer
 
 
 async def tool_rounds(
-    exchange: Exchange, lease: Lease, asked: ResponsesRequest, writer: ResponseWriter, most_calls: int | None
+    exchange: Exchange, lease: Lease, request: ResponsesRequest, writer: ResponseWriter, most_calls: int | None
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The events of all replies but the last event. most_calls: None: MOST_CALLS.
 
     A reply that calls a tool of the client, or one that needs an approval, is the last one, once the others have run.
     """
-    tools, tracing = asked.tools.mcp, exchange.context.tracing
-    messages = [*asked.messages]
-    options: PromptOptions = {**asked.options}
-    left = min(most_calls or MOST_CALLS, MOST_CALLS) - len(asked.approved)
-    for approval in asked.approved:
-        outcome = await run_mcp(tools[approval.name], approval.given, approval.id, tracing)
+    tools, tracing = request.tools.mcp, exchange.context.tracing
+    messages = [*request.messages]
+    options: PromptOptions = {**request.options}
+    left = min(most_calls or MOST_CALLS, MOST_CALLS) - len(request.approved)
+    for approval in request.approved:
+        outcome = await run_mcp(tools[approval.name], approval.values, approval.id, tracing)
         assert approval.message is not None  # it was answered
         approval.message["content"] = outcome.text
         for one in writer.ran_approved(approval, tools[approval.name], outcome):
@@ -41,11 +41,11 @@ async def tool_rounds(
     while True:
         if tools and left <= 0:
             options["tool_choice"] = "none"
-        replies = await begin(exchange, lease, [messages], options, one_call=asked.one_call,
+        replies = await begin(exchange, lease, [messages], options, one_call=request.one_call,
                               response_id=writer.response["id"])  # fmt: skip
         chunks = []
-        async with aclosing(aiter(replies)) as found:
-            async for _, chunk in found:
+        async with aclosing(aiter(replies)) as stream:
+            async for _, chunk in stream:
                 if tools:
                     chunks.append(chunk)
                 for one in writer.push(chunk):

@@ -103,11 +103,11 @@ class Tools:
                     raise ValueError(f"{where}.tools.{place} is {one!r:.80}; expected an object.")
                 self._add(one, f"{where}.tools.{place}", name)
         elif kind == "function":
-            given = tool.get("function", tool)  # as chat completions have it, too
-            if not isinstance(given, Mapping):
-                raise ValueError(f"{where}.function is {given!r:.80}; expected an object.")
-            self._put("function", _name(given, where), namespace, given.get("description"),
-                      given.get("parameters") or {"type": "object", "properties": {}}, where)  # fmt: skip
+            function = tool.get("function", tool)  # as chat completions have it, too
+            if not isinstance(function, Mapping):
+                raise ValueError(f"{where}.function is {function!r:.80}; expected an object.")
+            self._put("function", _name(function, where), namespace, function.get("description"),
+                      function.get("parameters") or {"type": "object", "properties": {}}, where)  # fmt: skip
         elif kind == "custom":
             self._put("custom", _name(tool, where), namespace, _custom_description(tool), _INPUT, where)
         elif kind == "mcp":
@@ -185,8 +185,8 @@ def read_choice(choice: object, tools: Tools) -> str:
     name = _chosen(choice)
     if name not in tools.clients:
         if kind in ("function", "custom", "mcp"):
-            known = ", ".join(f"'{one}'" for one in tools.clients) or "none"
-            raise ValueError(f"tool_choice names '{name}', which is none of the tools: {known}.")
+            client_names = ", ".join(f"'{one}'" for one in tools.clients) or "none"
+            raise ValueError(f"tool_choice names '{name}', which is none of the tools: {client_names}.")
         tools.warnings.append(f"tool_choice '{kind[:80]}' was left out, as that tool does not run here")
         return "auto"
     return name
@@ -212,36 +212,36 @@ def _named(function: Message) -> object:
 def call_item(tool: ClientTool, *, item_id: str, call_id: str, arguments: str, status: str) -> dict[str, Any]:
     """The item of a call. arguments: the JSON text that the model wrote, or as far as it got."""
     if tool.kind == "function":
-        found: dict[str, Any] = {"type": "function_call", "id": item_id, "call_id": call_id, "name": tool.name,
-                                 "arguments": arguments, "status": status}  # fmt: skip
-        return {**found, "namespace": tool.namespace} if tool.namespace else found
-    given = _object(arguments)
+        item: dict[str, Any] = {"type": "function_call", "id": item_id, "call_id": call_id, "name": tool.name,
+                                "arguments": arguments, "status": status}  # fmt: skip
+        return {**item, "namespace": tool.namespace} if tool.namespace else item
+    parsed_arguments = _object(arguments)
     if tool.kind == "custom":
-        text = given.get("input", arguments)
-        found = {"type": "custom_tool_call", "id": item_id, "call_id": call_id, "name": tool.name, "status": status,
-                 "input": text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)}  # fmt: skip
-        return {**found, "namespace": tool.namespace} if tool.namespace else found
+        text = parsed_arguments.get("input", arguments)
+        item = {"type": "custom_tool_call", "id": item_id, "call_id": call_id, "name": tool.name, "status": status,
+                "input": text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)}  # fmt: skip
+        return {**item, "namespace": tool.namespace} if tool.namespace else item
     return {"type": f"{tool.kind}_call", "id": item_id, "call_id": call_id, "status": status,
-            **_ACTIONS[tool.kind](given)}  # fmt: skip
+            **_ACTIONS[tool.kind](parsed_arguments)}  # fmt: skip
 
 
-def _local_shell(given: Mapping[str, Any]) -> dict[str, Any]:
-    command = given.get("command")
+def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    command = arguments.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []  # nothing that runs
-    places = {name: given[name] for name in ("working_directory", "timeout_ms") if given.get(name) is not None}
+    places = {name: arguments[name] for name in ("working_directory", "timeout_ms") if arguments.get(name) is not None}
     return {"action": {"type": "exec", "command": words, "env": {}, **places}}
 
 
-def _shell(given: Mapping[str, Any]) -> dict[str, Any]:
-    commands = given.get("commands")
+def _shell(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    commands = arguments.get("commands")
     lines = [str(line) for line in commands] if isinstance(commands, list) else []
-    return {"action": {"commands": lines, "timeout_ms": given.get("timeout_ms"),
-                       "max_output_length": given.get("max_output_length")}}  # fmt: skip
+    return {"action": {"commands": lines, "timeout_ms": arguments.get("timeout_ms"),
+                       "max_output_length": arguments.get("max_output_length")}}  # fmt: skip
 
 
-def _apply_patch(given: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("type", "path") if given.get("type") == "delete_file" else ("type", "path", "diff")
-    return {"operation": {name: str(given.get(name, "")) for name in names}}
+def _apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("type", "path") if arguments.get("type") == "delete_file" else ("type", "path", "diff")
+    return {"operation": {name: str(arguments.get(name, "")) for name in names}}
 
 
 _ACTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -253,7 +253,7 @@ _ACTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

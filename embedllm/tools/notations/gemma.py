@@ -80,27 +80,27 @@ class _Values:
         raise ValueError(f"expected a name and a colon, found {self.text[self.at :][:80]!r}")
 
     def _object(self) -> dict[str, JSON]:
-        found: dict[str, JSON] = {}
+        members: dict[str, JSON] = {}
         while not self._skip("}"):
-            if found and not self._skip(","):
+            if members and not self._skip(","):
                 raise ValueError(f"expected a comma or brace, found {self.text[self.at :][:80]!r}")
             key = self._key()
-            if key in found:
+            if key in members:
                 raise ValueError(f"'{key}' is there twice")
-            found[key] = self.value()
-        return found
+            members[key] = self.value()
+        return members
 
     def _list(self) -> list[JSON]:
-        found: list[JSON] = []
+        items: list[JSON] = []
         while not self._skip("]"):
-            if found and not self._skip(","):
+            if items and not self._skip(","):
                 raise ValueError(f"expected a comma or bracket, found {self.text[self.at :][:80]!r}")
-            found.append(self.value())
-        return found
+            items.append(self.value())
+        return items
 
     def _skip(self, mark: str) -> bool:
         """Goes past the mark where it comes next, after space."""
-        found = re.compile(r"\s*" + re.escape(mark)).match(self.text, self.at)
-        if found is not None:
-            self.at = found.end()
-        return found is not None
+        match = re.compile(r"\s*" + re.escape(mark)).match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+        return match is not None

@@ -50,15 +50,15 @@ def scan_pairs(written: ToolFormat, text: str, at: int, parameters: Mapping[str,
     In an object or list what closes an argument may stand within quotes.
     """
     opening, closing, on_lines = _patterns(written.pair)
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     while begun := opening.match(text, at):
         start, groups = begun.end(), begun.groupdict()
         if (verbatim := _verbatim(written, text, start)) is not None:
             start, inner_end = verbatim
             end = text.find(closing, inner_end) if inner_end >= 0 else -1
             if end < 0:
-                return Scanned(found, at, True)
-            found.append(Pair(groups["key"].strip(), text[start:inner_end], groups.get("type"), is_verbatim=True))
+                return Scanned(pairs, at, True)
+            pairs.append(Pair(groups["key"].strip(), text[start:inner_end], groups.get("type"), is_verbatim=True))
             at = end + len(closing)
             continue
         end = text.find(closing, start)
@@ -66,13 +66,13 @@ def scan_pairs(written: ToolFormat, text: str, at: int, parameters: Mapping[str,
             while end >= 0 and is_quoted(text[start:end]):
                 end = text.find(closing, end + 1)
         if end < 0:
-            return Scanned(found, at, True)
+            return Scanned(pairs, at, True)
         value = text[begun.end() : end]
         if on_lines:
             value = value.removesuffix("\n")
-        found.append(Pair(groups["key"].strip(), value, groups.get("type")))
+        pairs.append(Pair(groups["key"].strip(), value, groups.get("type")))
         at = end + len(closing)
-    return Scanned(found, at, False)
+    return Scanned(pairs, at, False)
 
 
 def _verbatim(written: ToolFormat, text: str, start: int) -> tuple[int, int] | None:
@@ -118,10 +118,10 @@ def pair_value(written: ToolFormat, pair: Pair, parameters: Mapping[str, JSON]) 
     schema = _schema(parameters, pair.key)
     if pair.type is None or not written.types:
         return text_value(pair.text, schema, parameters)
-    said = [name for name in TYPES if written.types.get(name) == pair.type]
-    if "string" in said:
+    types = [name for name in TYPES if written.types.get(name) == pair.type]
+    if "string" in types:
         return pair.text
-    if not said:
+    if not types:
         return text_value(pair.text, schema, parameters)
     try:
         return parse_json(pair.text.strip())

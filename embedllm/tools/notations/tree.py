@@ -40,7 +40,7 @@ class _Element:
 def _elements(namespace: str, text: str, at: int, depth: int) -> tuple[list[_Element], int]:
     if depth > _DEEPEST:
         raise ValueError("it is nested too deeply")
-    found: list[_Element] = []
+    elements: list[_Element] = []
     opening = re.compile(r"\s*" + re.escape(namespace) + r"<([^<>/]+)>")
     while begun := opening.match(text, at):
         inner, end = _elements(namespace, text, begun.end(), depth + 1)
@@ -48,9 +48,9 @@ def _elements(namespace: str, text: str, at: int, depth: int) -> tuple[list[_Ele
         at = text.find(closing, end)
         if at < 0 or (inner and text[end:at].strip()):
             raise ValueError(f"<{begun[1]}> is not closed")
-        found.append(_Element(begun[1], text[begun.end() : at], inner))
+        elements.append(_Element(begun[1], text[begun.end() : at], inner))
         at += len(closing)
-    return found, at
+    return elements, at
 
 
 def _value(element: _Element, schema: object, root: Mapping[str, JSON]) -> JSON:
@@ -83,5 +83,5 @@ def _part(schema: object, root: Mapping[str, JSON], keyword: str, depth: int = 0
         return schema[keyword]
     choices = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf") or []
     further = [*cast("list[JSON]", choices), *([referred(str(schema["$ref"]), root)] if "$ref" in schema else [])]
-    found = (_part(one, root, keyword, depth + 1) for one in further)
-    return next((part for part in found if part is not None), None)
+    parts = (_part(one, root, keyword, depth + 1) for one in further)
+    return next((part for part in parts if part is not None), None)

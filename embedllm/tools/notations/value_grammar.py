@@ -37,15 +37,15 @@ class ValueGrammar:
         self._literal = literal
         self._special = special
         self.rules: dict[str, str] = {}
-        self._known: dict[tuple[str, str], str] = {}  # rules of values, by notation and schema
+        self._rule_names: dict[tuple[str, str], str] = {}  # rules of values, by notation and schema
 
     def rule(self, body: str, prefix: str = "r") -> str:
         """A rule for this body. A name in capitals is a terminal's."""
-        found = next((name for name, known in self.rules.items() if known == body), None)
-        if found is None:
-            found = f"{prefix}{len(self.rules)}"
-            self.rules[found] = body
-        return found
+        rule_name = next((name for name, rule_body in self.rules.items() if rule_body == body), None)
+        if rule_name is None:
+            rule_name = f"{prefix}{len(self.rules)}"
+            self.rules[rule_name] = body
+        return rule_name
 
     def json_rule(self, schema: Schema) -> str:
         """JSON by a schema."""
@@ -100,12 +100,12 @@ class ValueGrammar:
             if kind in allowed:
                 by_type.setdefault(written.types.get(kind, "") if written.types else "", []).append(kind)
         choices = []
-        for said, group in by_type.items():
+        for type_mark, group in by_type.items():
             value = self._plain(schema, root, group, closing, is_typed=bool(written.types))
             pieces = []
             for hole, text in parts(written.pair):
-                known = {"key": self._literal(name), "type": self._literal(said), "value": value}
-                pieces.append(known[hole] if hole else self._literal(text))
+                rules_by_hole = {"key": self._literal(name), "type": self._literal(type_mark), "value": value}
+                pieces.append(rules_by_hole[hole] if hole else self._literal(text))
             choices.append(" ".join(pieces))
         return self.rule(" | ".join(choices))
 
@@ -197,11 +197,11 @@ class ValueGrammar:
     def _nested(self, notation: str, schema: JSON, root: Schema, depth: int, of: Callable[[str], str]) -> str:
         """A rule with a choice for each type, made once for each schema, so that schemas may refer to themselves."""
         key = (notation, json.dumps(schema, sort_keys=True))
-        if key in self._known:
-            return self._known[key]
+        if key in self._rule_names:
+            return self._rule_names[key]
         if depth > _DEEPEST:
             raise ValueError(f"the tool's parameters are nested more than {_DEEPEST} deep; make them flatter.")
-        name = self._known[key] = f"v{len(self._known)}"
+        name = self._rule_names[key] = f"v{len(self._rule_names)}"
         allowed = kinds(schema, root)
         self.rules[name] = " | ".join(of(kind) for kind in TYPES if kind in allowed)
         return name
@@ -217,11 +217,11 @@ def _resolved(schema: JSON, root: Schema) -> JSON:
 
 def _part(schema: JSON, root: Schema, keyword: str) -> JSON:
     """The value of a keyword of an array or object, which may be one of several choices."""
-    found = _resolved(schema, root)
-    if isinstance(found, dict):
-        if keyword in found:
-            return found[keyword]
-        for choice in cast("list[JSON]", found.get("anyOf") or found.get("oneOf") or []):
+    resolved_schema = _resolved(schema, root)
+    if isinstance(resolved_schema, dict):
+        if keyword in resolved_schema:
+            return resolved_schema[keyword]
+        for choice in cast("list[JSON]", resolved_schema.get("anyOf") or resolved_schema.get("oneOf") or []):
             if (part := _part(choice, root, keyword)) is not None:
                 return part
     return None
@@ -239,13 +239,13 @@ def _members(schema: JSON, root: Schema) -> list[tuple[str, JSON, bool]]:
 
 
 def _items(schema: JSON, root: Schema) -> JSON:
-    found = _part(schema, root, "items")
-    return {} if found is None or isinstance(found, bool) else found
+    items = _part(schema, root, "items")
+    return {} if items is None or isinstance(items, bool) else items
 
 
 def _other(schema: JSON, root: Schema) -> JSON:
-    found = _part(schema, root, "additionalProperties")
-    return {"type": "string"} if found is None or isinstance(found, bool) else found
+    additional = _part(schema, root, "additionalProperties")
+    return {"type": "string"} if additional is None or isinstance(additional, bool) else additional
 
 
 def _repeated(item: str, schema: JSON, root: Schema, *, separator: str) -> str:
@@ -263,13 +263,13 @@ def _with_types(schema: JSON, root: Schema, names: list[str]) -> Schema:
     """The schema, of these types only."""
     if kinds(schema, root) == set(names):
         return _with_root(schema, root)
-    found = _resolved(schema, root)
-    plain = dict(found) if isinstance(found, dict) else {}
+    resolved_schema = _resolved(schema, root)
+    plain = dict(resolved_schema) if isinstance(resolved_schema, dict) else {}
     stated = plain.get("type")
-    said = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
+    types = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
     if not any(keyword in plain for keyword in ("anyOf", "oneOf", "allOf", "enum", "const")):
-        kept = [name for name in said if ("number" if name == "integer" else name) in names] or names
-        return _with_root({**plain, "type": cast("JSON", kept)}, root)
+        common_types = [name for name in types if ("number" if name == "integer" else name) in names] or names
+        return _with_root({**plain, "type": cast("JSON", common_types)}, root)
     if isinstance(values := plain.get("enum"), list):
         return {"enum": [value for value in values if type_name(value) in names]}
     choices = _alternatives(schema, root, 0, names)
@@ -283,15 +283,15 @@ def _with_root(schema: JSON, root: Schema) -> Schema:
 
 def _alternatives(schema: JSON, root: Schema, depth: int, names: list[str] | None = None) -> list[Schema]:
     """The schemas that a schema is a choice of, those for texts, or for other types."""
-    wanted = set(names or ["string"])
-    found = _resolved(schema, root)
-    if not isinstance(found, dict):
+    types = set(names or ["string"])
+    resolved_schema = _resolved(schema, root)
+    if not isinstance(resolved_schema, dict):
         return [{}]
-    if depth > _DEEPEST or not kinds(found, root) & wanted:
+    if depth > _DEEPEST or not kinds(resolved_schema, root) & types:
         return []
-    choices = found.get("anyOf") or found.get("oneOf")
-    rest = {key: value for key, value in found.items() if key not in ("anyOf", "oneOf", "allOf")}
-    for one in cast("list[JSON]", found.get("allOf") or []):
+    choices = resolved_schema.get("anyOf") or resolved_schema.get("oneOf")
+    rest = {key: value for key, value in resolved_schema.items() if key not in ("anyOf", "oneOf", "allOf")}
+    for one in cast("list[JSON]", resolved_schema.get("allOf") or []):
         rest = {**rest, **(dict(part) if isinstance(part := _resolved(one, root), dict) else {})}
     if not isinstance(choices, list):
         return [rest]
@@ -300,22 +300,22 @@ def _alternatives(schema: JSON, root: Schema, depth: int, names: list[str] | Non
 
 def _regex(schema: Schema) -> str:
     """The texts of a schema as a regular expression."""
-    if isinstance(said := schema.get("pattern"), str):
-        return _unanchored(said)
-    known = _FORMATS.get(str(schema.get("format")))
-    if known is not None:
-        return known
+    if isinstance(pattern := schema.get("pattern"), str):
+        return _unanchored(pattern)
+    format_pattern = _FORMATS.get(str(schema.get("format")))
+    if format_pattern is not None:
+        return format_pattern
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     return "(?s:.*)" if not least and most == "" else f"(?s:.{{{least},{most}}})"
 
 
-def _unanchored(said: str) -> str:
+def _unanchored(pattern: str) -> str:
     """A pattern of JSON Schema, which may be found anywhere in a text, as one of the whole text."""
-    start, end = said.startswith("^"), said.endswith("$") and not said.endswith("\\$")
-    inner = said[1 if start else 0 : len(said) - 1 if end else len(said)]
+    start, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[1 if start else 0 : len(pattern) - 1 if end else len(pattern)]
     bare = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", inner)
     if "^" in bare or "$" in bare or ((start or end) and "|" in re.sub(r"\([^()]*\)", "", bare)):
-        raise ValueError(f"the pattern {said!r} cannot be followed in this model's calls: write it as '^(?:...)$'.")
+        raise ValueError(f"the pattern {pattern!r} cannot be followed in this model's calls: write it as '^(?:...)$'.")
     return f"{'' if start else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
 
 

@@ -32,33 +32,33 @@ def kinds(schema: object, root: Mapping[str, JSON], depth: int = 0) -> frozenset
     """The JSON types that a schema lets in. root: what its references begin at."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return _ALL
-    found = _ALL
+    types = _ALL
     if isinstance(reference := schema.get("$ref"), str):
-        found &= kinds(referred(reference, root), root, depth + 1)
+        types &= kinds(referred(reference, root), root, depth + 1)
     if "enum" in schema and isinstance(schema["enum"], list):
-        found &= {type_name(value) for value in schema["enum"]}
+        types &= {type_name(value) for value in schema["enum"]}
     if "const" in schema:
-        found &= {type_name(cast("Any", schema["const"]))}
+        types &= {type_name(cast("Any", schema["const"]))}
     stated = schema.get("type")
     names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
-    known = {"number" if name == "integer" else name for name in names} & _ALL
-    if known:
-        found &= known | ({"null"} if schema.get("nullable") is True else set())
+    stated_types = {"number" if name == "integer" else name for name in names} & _ALL
+    if stated_types:
+        types &= stated_types | ({"null"} if schema.get("nullable") is True else set())
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
-            found &= frozenset().union(*(kinds(one, root, depth + 1) for one in cast("list[JSON]", schema[keyword])))
+            types &= frozenset().union(*(kinds(one, root, depth + 1) for one in cast("list[JSON]", schema[keyword])))
     for one in cast("list[JSON]", schema.get("allOf") or []):
-        found &= kinds(one, root, depth + 1)
-    return found
+        types &= kinds(one, root, depth + 1)
+    return types
 
 
 def referred(reference: str, root: Mapping[str, JSON]) -> JSON:
     """What a reference within a schema refers to; None where it is not there."""
-    found: JSON = cast("JSON", root)
+    target: JSON = cast("JSON", root)
     for step in reference.removeprefix("#").strip("/").split("/") if reference != "#" else []:
         key = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(key) if isinstance(target, Mapping) else None
+    return target
 
 
 def text_value(text: str, schema: object, root: Mapping[str, JSON]) -> JSON:

@@ -271,8 +271,8 @@ def test_genai_goes_on_from_what_it_holds_as_from_nothing(tiny_package: Callable
     again.run([*start, 8, 8], 6)
     assert len(again.run([*start, 11, 12], 6)) == 6
     fresh.run([*start, 11, 12], 6)
-    assert again._held == fresh._held
-    assert len(fresh._held) == 8 + 5  # the last token was not fed
+    assert again._token_ids == fresh._token_ids
+    assert len(fresh._token_ids) == 8 + 5  # the last token was not fed
     assert again.about == fresh.about
 
 
@@ -305,5 +305,5 @@ def test_transformers_goes_on_from_what_it_holds_as_from_nothing(tmp_path: Path)
     again.run([*start, 8, 8], 6)
     again.run([*start, 11, 12], 6)
     fresh.run([*start, 11, 12], 6)
-    assert again._held == fresh._held
-    assert len(fresh._held) == 8 + 5  # the last token was not fed
+    assert again._token_ids == fresh._token_ids
+    assert len(fresh._token_ids) == 8 + 5  # the last token was not fed

@@ -82,7 +82,7 @@ class Asking:
         else:  # a model that loads can't be interrupted; its process can be ended. Not here: the office must go on
             threading.Thread(target=self._worker.stop, daemon=True).start()
 
-    def taken(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """All that has come since the last call."""
         with self._lock:
             events, self._events = self._events, []

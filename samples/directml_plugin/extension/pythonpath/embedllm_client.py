@@ -242,9 +242,9 @@ class Client:
                 self._errors.append(line)
 
     def _why_gone(self) -> str:
-        said = b"".join(self._errors).decode("utf-8", "replace").strip()
+        stderr_text = b"".join(self._errors).decode("utf-8", "replace").strip()
         what = self._trouble or f"ended with exit code {self._process.poll()}."
-        return f"the worker '{' '.join(self.command)}' {what} {said}".strip()
+        return f"the worker '{' '.join(self.command)}' {what} {stderr_text}".strip()
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

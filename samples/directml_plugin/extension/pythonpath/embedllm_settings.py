@@ -42,16 +42,16 @@ def read_settings(file: Path) -> Settings:
         _write(file, json.dumps(asdict(DEFAULT), indent=2) + "\n")
         return DEFAULT
     try:
-        given = json.loads(file.read_text(encoding="utf-8-sig"))
+        document = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"'{file}' can't be read: {error}. Correct it, or delete it for the defaults.") from error
-    if not isinstance(given, dict):
+    if not isinstance(document, dict):
         raise SettingsError(f"'{file}' holds no JSON object. Correct it, or delete it for the defaults.")
     values = asdict(DEFAULT)
-    for name, value in given.items():
+    for name, value in document.items():
         if name not in values:
-            known = ", ".join(field.name for field in fields(Settings))
-            raise SettingsError(f"'{file}' has '{name}', which is none of: {known}.")
+            names = ", ".join(field.name for field in fields(Settings))
+            raise SettingsError(f"'{file}' has '{name}', which is none of: {names}.")
         if not _is_like(value, values[name]):
             raise SettingsError(f"'{name}' in '{file}' is {value!r}; expected something like {values[name]!r}.")
         values[name] = value

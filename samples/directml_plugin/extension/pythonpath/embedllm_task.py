@@ -27,7 +27,7 @@ class Task:
 
     def take(self) -> Outcome | None:
         """Writes all that has come so far; how it ended, once it has."""
-        events = self._asking.taken()
+        events = self._asking.take_events()
         text = "".join(event.text for event in events if isinstance(event, Piece))
         outcome = next((event for event in events if isinstance(event, Outcome)), None)
         for note in events:
