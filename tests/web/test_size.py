@@ -27,6 +27,7 @@ LIMITS = {
     "Python": 6_100,
     "JavaScript": 60_000,  # what a first reply waits for
     "tools": 3_600,
+    "bans of tokens": 1_800,
     "trial of devices": 2_500,
     "structured output": 34_000,
     "formats in templates": 4_800,
@@ -51,6 +52,7 @@ LATER = {
     "engine_python": "Python",
     "engine_javascript": "JavaScript",
     "generic_tools": "tools",
+    "bans": "bans of tokens",
     "trials": "trial of devices",
     "trial": "trial of devices",
     "grammar": "structured output",
@@ -64,9 +66,7 @@ LATER = {
     "fixed_size": "images of one size",
     "any_size": "images of any size",
     "lfm2_vl": "images of LFM2-VL",
-    "draws": "Python",  # these three: of the engine "javascript", too
-    "options": "Python",
-    "generation_config": "Python",
+    "foreseen": "Python",  # its parts are of the engine "javascript", too
 }
 
 

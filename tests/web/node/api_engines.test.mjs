@@ -3,13 +3,17 @@
 import assert from "node:assert/strict";
 import test, { after } from "node:test";
 
-import { all, endWorkers, given, loaded, lose, settled } from "./api.mjs";
+import { all, endWorkers, given, loaded, lose, madeBridge, settled } from "./api.mjs";
 
 after(endWorkers);
 
 const SAID = [{ role: "user", content: "hello there" }];
 const REFUSED = { stop_tokens: [99999999], seed: 2 ** 53, tools: {}, documents: [5], variables: 3, response_format: "json" };
 const GREEDY = { temperature: 0, stop_tokens: [] };
+const ENGINES = /** @type {const} */ (given.urls.wheel ? ["javascript", "python"] : ["javascript"]);
+
+/** A bridge whose model has other texts, too. @param {Record<string, string>} texts */
+const withTexts = (texts) => madeBridge({ ...given.model, texts: { ...given.model.texts, ...texts } });
 
 test("completions have OpenAI's shapes", async () => {
   const { llm } = await loaded();
@@ -107,4 +111,30 @@ test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide i
   assert.equal((await python.llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
   script.llm.close();
   python.llm.close();
+});
+
+test("what a model bans does not come, and is not guessed: the same with both engines", async () => {
+  const words = { bad_words_ids: [[98], [101, 102]], suppress_tokens: [97, 256] };
+  const options = { temperature: 1, seed: 8, max_tokens: 60, stop_tokens: [] };
+  const tokens = async (/** @type {any} */ engine, /** @type {any} */ config, /** @type {any} */ prompt, /** @type {object} */ more) => {
+    const { llm, engine: opened } = await loaded({ engine }, withTexts({ "generation_config.json": JSON.stringify(config) }));
+    Object.assign(opened(), { captures: true, draws: "those before" });
+    const reply = await llm.generate(prompt, { ...options, ...more });
+    llm.close();
+    return { reply, draws: opened().draws };
+  };
+  const found = [];
+  for (const engine of ENGINES) {
+    const { reply, draws } = await tokens(engine, { no_repeat_ngram_size: 1, ...words }, "quickly", {});
+    assert.equal(draws, null);
+    assert.equal(new Set([...reply.tokens, ...new TextEncoder().encode("quickly")]).size, 67);
+    assert.ok(![97, 98, 256].some((token) => reply.tokens.includes(token)));
+    const response_format = { type: "json_schema", json_schema: { schema: { enum: ["red", "blue"] } } };
+    assert.equal((await tokens(engine, words, SAID, { response_format })).reply.text, '"red"'); // "blue" begins with token 98
+    found.push([reply.tokens, (await tokens(engine, { no_repeat_ngram_size: 2, ...words }, SAID, {})).reply.tokens]);
+    const free = await tokens(engine, {}, "quickly", {});
+    assert.notEqual(free.draws, null);
+    assert.ok(new Set(free.reply.tokens).size < 60);
+  }
+  assert.deepEqual(found.at(-1), found[0]);
 });
