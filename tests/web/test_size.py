@@ -28,6 +28,7 @@ LIMITS = {
     "JavaScript": 60_000,  # what a first reply waits for
     "tools": 3_600,
     "bans of tokens": 1_800,
+    "roles": 500,
     "trial of devices": 2_500,
     "structured output": 34_000,
     "formats in templates": 4_800,
@@ -53,6 +54,7 @@ LATER = {
     "engine_javascript": "JavaScript",
     "generic_tools": "tools",
     "bans": "bans of tokens",
+    "roles": "roles",
     "trials": "trial of devices",
     "trial": "trial of devices",
     "grammar": "structured output",

@@ -22,6 +22,9 @@ import { readDefaults } from "../package/generation_config.js";
  * @import { Request } from "./runner.js"
  */
 
+/** Those of OpenAI, which some templates leave out. */
+const ROLES = ["system", "developer", "user", "assistant", "tool"];
+
 /**
  * Loads a model.
  *
@@ -158,7 +161,11 @@ class Model {
     const seen = hasImages(messages) ? await (await this.#seeing()).split(messages) : null;
     const [shown, rest] = await this.#withTools(await this.#asWritten(seen?.shown ?? messages), tools);
     const given = { tools: rest, documents, variables, continueFinalMessage };
-    const written = this.#chatTemplate().renderMarked(shown, this.#marks, given);
+    const template = this.#chatTemplate();
+    const written = template.renderMarked(shown, this.#marks, given);
+    if (messages.some(({ role }) => !ROLES.includes(role))) {
+      (await import("../package/roles.js")).checkRoles(messages, written.text, template, ROLES);
+    }
     checkLength(written.text, tokenizer, engine.context);
     if (seen) return (await this.#seeing()).tokens(written, seen.images);
     return checkKnown(tokenizer.encodePrompt(written), tokenizer, engine.vocabulary);

@@ -113,6 +113,28 @@ test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide i
   python.llm.close();
 });
 
+for (const engine of ENGINES) {
+  test(`a role that the chat template leaves out is refused: ${engine}`, async () => {
+    const written = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<{{ m.content | trim }}>{% endif %}{% endfor %}";
+    const { llm } = await loaded({ engine }, withTexts({ "chat_template.jinja": written }));
+    const message = "messages[1]['role'] is 'usr', a role that the chat template leaves out of the prompt; expected one of " +
+      "system, developer, user, assistant, tool.";
+    for (const content of ["list files", [{ type: "text", text: "list files" }]]) {
+      await assert.rejects(llm.generate([...SAID, { role: "usr", content }]), { name: "RangeError", message });
+    }
+    for (const shown of [{ role: "usr", content: " " }, { role: "usr" }, { role: "usr", content: " hello there\n" }, { role: "tool", content: "x" }]) {
+      assert.equal((await llm.generate([...SAID, shown], { ...GREEDY, max_tokens: 1 })).tokens.length, 1, JSON.stringify(shown));
+    }
+    const talk = llm.conversation();
+    await assert.rejects(all(talk.say({ role: "usr", content: "list files" })), { name: "RangeError" });
+    assert.equal(talk.messages.length, 0);
+    llm.close();
+    const named = await loaded({ engine }, withTexts({ "chat_template.jinja": `${written}{# usr #}` })); // it may write its text otherwise
+    assert.equal((await named.llm.generate([{ role: "usr", content: "list" }, ...SAID], { ...GREEDY, max_tokens: 1 })).tokens.length, 1);
+    named.llm.close();
+  });
+}
+
 test("what a model bans does not come, and is not guessed: the same with both engines", async () => {
   const words = { bad_words_ids: [[98], [101, 102]], suppress_tokens: [97, 256] };
   const options = { temperature: 1, seed: 8, max_tokens: 60, stop_tokens: [] };
