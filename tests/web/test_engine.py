@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -501,10 +502,11 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
 
 
 REPLIES = """
-const [bridge, { openJavaScript }] = await Promise.all([import("/src/worker/load_model.js"), import("/src/worker/engine_javascript.js")]);
+const bridge = await import("/src/worker/load_model.js");
+const { openJavaScript } = await import("/src/worker/engine_javascript.js");
 const { signal } = new AbortController();
 const { url, device, urls, prompt } = argument;
-const load = { url, engine: "javascript", device, threads: 0, urls, parse_special: false };
+const load = { url, engine: "javascript", device, threads: 0, context: null, urls, parse_special: false };
 const model = await openJavaScript(bridge, load, { onProgress() {}, onLost() {}, signal });
 const usual = { stop: [], stop_tokens: [], logprobs: 0, special: false, tools: null, documents: null, variables: {},
   continue_final_message: false, response_format: null, conversation: null };
@@ -617,6 +619,25 @@ def test_a_device_that_was_asked_for_alone_never_falls_back(
         name, message, tried = page.in_worker(attempt, given, patience_s=LONG_S)
         assert (name, tried[0][0]) == ("DeviceUnavailable", device)
         assert part in message
+
+
+@pytest.mark.parametrize("device", ["wasm", SOFTWARE])
+def test_the_kv_cache_of_a_bounded_context_grows_no_further(
+    device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    folder = tiny_package("llama")
+    load = LOAD.replace("load(url, { device,", "load(url, { context: 24, device,")
+    url = web_server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
+    page.in_worker(load, probed(page, {"url": url, "device": device, "urls": urls(web_server)}), patience_s=LONG_S)
+    tried = """
+    await session.feed(new Array(20).fill(3));
+    await session.feed([1, 2, 3, 4]);
+    const failed = await session.feed([5]).then(() => "", ({ name, message }) => `${name}: ${message}`);
+    return { capacity: session.capacity, position: session.position, failed };
+    """
+    answer = page.in_worker(tried, patience_s=LONG_S)
+    assert (answer["capacity"], answer["position"]) == (24, 24)
+    assert re.match("ContextFull: 24 tokens are held and 1 more .*, or load with a larger context", answer["failed"])
 
 
 def test_wrong_feeds_are_refused_and_leave_the_session_as_it_was(

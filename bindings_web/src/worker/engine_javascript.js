@@ -33,9 +33,9 @@ const ROLES = ["system", "developer", "user", "assistant", "tool"];
  * @param {Opening} opening
  * @returns {Promise<Opened>}
  */
-export async function openJavaScript(bridge, { url, device, threads, urls, parse_special }, { onProgress, onLost, signal }) {
+export async function openJavaScript(bridge, { url, device, threads, context, urls, parse_special }, { onProgress, onLost, signal }) {
   const library = await loadLibrary("jinja", urls);
-  const loaded = await bridge.load(url, { device, threads, urls, onProgress, signal });
+  const loaded = await bridge.load(url, { device, threads, context, urls, onProgress, signal });
   try {
     const model = new Model(loaded, library, await readDefaults(loaded.texts), parse_special);
     await model.prepare();

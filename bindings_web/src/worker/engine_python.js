@@ -43,10 +43,10 @@ let current = null;
  * @param {Opening} opening
  * @returns {Promise<Opened>}
  */
-export async function openPython(bridge, { url, device, threads, urls, parse_special }, opening) {
+export async function openPython(bridge, { url, device, threads, context, urls, parse_special }, opening) {
   const { onProgress, signal } = opening;
   onProgress({ ...STARTED, loaded: 0 });
-  const loading = bridge.load(url, { device, threads, urls, onProgress, signal }); // beside it
+  const loading = bridge.load(url, { device, threads, context, urls, onProgress, signal }); // beside it
   loading.catch(() => {}); // Python tells of it
   starting ??= start(urls, loading);
   starting.catch(() => (starting = null)); // so that another load tries again

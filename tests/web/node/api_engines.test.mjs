@@ -133,6 +133,17 @@ for (const engine of ENGINES) {
     assert.equal((await named.llm.generate([{ role: "usr", content: "list" }, ...SAID], { ...GREEDY, max_tokens: 1 })).tokens.length, 1);
     named.llm.close();
   });
+
+  test(`a context bounds the prompt and its reply: ${engine}`, async () => {
+    const { llm, bridge } = await loaded({ engine, context: 24 });
+    assert.equal(llm.context, 24);
+    assert.equal(/** @type {any} */ (bridge.asked.at(-1)).context, 24);
+    const reply = await llm.generate([1, 2, 3, 4], { ...GREEDY, max_tokens: 99 });
+    assert.deepEqual([reply.tokens.length, reply.finish_reason], [20, "context"]);
+    const full = { name: "ContextFull", tokens: 30, limit: 24 };
+    await assert.rejects(llm.generate(new Array(30).fill(7)), full);
+    llm.close();
+  });
 }
 
 test("what a model bans does not come, and is not guessed: the same with both engines", async () => {
