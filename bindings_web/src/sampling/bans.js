@@ -39,7 +39,7 @@ class BannedTokens {
   #reply; // where it begins in the tokens
 
   /**
-   * @param {number} ngram no n-gram of so many tokens occurs twice in prompt and reply; 0 = off
+   * @param {number} ngram of which size no n-gram occurs twice in prompt and reply; 0 = off
    * @param {readonly (readonly number[])[]} words sequences that do not occur in the reply
    * @param {readonly number[]} prompt @param {Constraint | null} constraint
    */

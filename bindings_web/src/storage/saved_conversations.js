@@ -189,7 +189,7 @@ function kindFault(found, here) {
   return found.weights === here.weights && found.graph === here.graph ? "" : "it is of another model";
 }
 
-/** Why so many tokens cannot be held; empty when they can. @param {number} tokens @param {Kind} here */
+/** Why this number of tokens cannot be held; empty when they can. @param {number} tokens @param {Kind} here */
 function lengthFault(tokens, { context }) {
   return tokens > context ? `it has ${tokens} tokens, and the model was loaded with a context of ${context}` : "";
 }
