@@ -159,7 +159,7 @@ class Model {
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
     const messages = /** @type {Message[]} */ (prompt);
     const seen = hasImages(messages) ? await (await this.#seeing()).split(messages) : null;
-    const [shown, rest] = await this.#withTools(await this.#asWritten(seen?.shown ?? messages), tools);
+    const [shown, rest] = await this.#withTools(await this.#asWritten(seen?.shown ?? messages, !!seen), tools);
     const given = { tools: rest, documents, variables, continueFinalMessage };
     const template = this.#chatTemplate();
     const written = template.renderMarked(shown, this.#marks, given);
@@ -177,10 +177,15 @@ class Model {
     return (this.#images ??= await ModelImages.open(this.#loaded));
   }
 
-  /** Messages as templates take them: those of some models that see write nothing but lists of parts. @param {Message[]} messages */
-  async #asWritten(messages) {
-    if (!(/** @type {any} */ (this.#loaded.manifest.architecture)?.vision)) return messages;
-    return (await import("../package/content_form.js")).asParts(this.#chatTemplate(), messages);
+  /**
+   * Messages as templates take them: most write texts only, those of some models that see nothing but lists of parts.
+   *
+   * @param {readonly Message[]} messages @param {boolean} hasImages
+   */
+  async #asWritten(messages, hasImages) {
+    const isPlain = messages.every(({ content }) => !Array.isArray(content));
+    if (isPlain && !(/** @type {any} */ (this.#loaded.manifest.architecture)?.vision)) return messages;
+    return (await import("../package/content_form.js")).asWritten(this.#chatTemplate(), messages, hasImages);
   }
 
   /**

@@ -134,6 +134,25 @@ for (const engine of ENGINES) {
     named.llm.close();
   });
 
+  test(`texts in parts are one text where the template writes no parts: ${engine}`, async () => {
+    const { llm } = await loaded({ engine });
+    const asked = (/** @type {unknown} */ content) => llm.generate([{ role: "user", content }], { ...GREEDY, max_tokens: 3 });
+    const [one, other] = [await asked("hello there"), await asked([{ type: "text", text: "hello " }, { type: "text", text: "there" }])];
+    assert.equal(other.statistics.prompt_tokens, one.statistics.prompt_tokens);
+    assert.equal(other.statistics.cached_tokens, one.statistics.prompt_tokens - 1); // it is the same prompt
+    for (const [part, found] of [[{ type: "audio" }, "'audio'"], [{ type: "text" }, "'text'"]]) {
+      const message = new RegExp(`^messages\\[0\\] has a part of the type ${found}; expected .*; there is no other\\.$`);
+      await assert.rejects(asked([{ type: "text", text: "a" }, part]), { name: "RangeError", message });
+    }
+    llm.close();
+    const written = "{% for m in messages %}{% for part in m.content %}{{ part.text }};{% endfor %}{% endfor %}";
+    const parted = await loaded({ engine }, withTexts({ "chat_template.jinja": written }));
+    const content = [{ type: "text", text: "ab" }, { type: "text", text: "cd" }];
+    const reply = await parted.llm.generate([{ role: "user", content }], { ...GREEDY, max_tokens: 1 });
+    assert.equal(reply.statistics.prompt_tokens, "ab;cd;".length);
+    parted.llm.close();
+  });
+
   test(`a context bounds the prompt and its reply: ${engine}`, async () => {
     const { llm, bridge } = await loaded({ engine, context: 24 });
     assert.equal(llm.context, 24);
