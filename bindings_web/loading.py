@@ -32,6 +32,7 @@ from embedllm.backends.browser.javascript import (
 from embedllm.errors import PackageError
 from embedllm.files.progress import FileProgress as Progress
 from embedllm.generation.defaults import read_defaults
+from embedllm.loading.options import check_context
 from embedllm.model.model import Model
 from embedllm.package.package import read_package
 from embedllm.text.chat_template import ChatTemplate
@@ -57,6 +58,7 @@ async def aload(
     *,
     device: str | Sequence[str] | None = None,
     threads: int = 0,
+    context: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
     chat_template: str | None = None,
@@ -66,20 +68,24 @@ async def aload(
 
     device: a name from `adevices()`, "auto", or a list of names that are tried in order; None: the best one.
     threads: for the CPU; 0 takes what suits it, one where the page is not cross-origin isolated.
+    context: most tokens of a prompt and its reply together; see embedllm.load().
     on_progress: told how downloads and what follows them go on; what it raises ends the loading.
     urls: where the page has what is loaded from elsewhere otherwise. "bridge": the address of worker/load_model.js, in
     place of what ships with this package; the others go to JavaScript (docs/web.md).
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     parse_special: special tokens' texts in messages are read as these tokens; see embedllm.load().
     Cancelling the task ends the downloads, which a later call resumes.
-    Raises PackageError, DeviceUnavailable.
+    Raises PackageError, DeviceUnavailable, and ValueError for a context that the package does not hold.
     """
+    check_context(context)
     places = dict(urls or {})
     module = await bridge(places.pop("bridge", ""))
     abort = abort_controller()
     load_options: dict[str, JsValue] = {"signal": abort.signal, "threads": threads}
     if device is not None:
         load_options["device"] = device if isinstance(device, str) else js_list(device)
+    if context is not None:
+        load_options["context"] = context
     if places:
         load_options["urls"] = options(places)
     raised: list[Exception] = []
@@ -104,6 +110,7 @@ def load(
     *,
     device: str | Sequence[str] | None = None,
     threads: int = 0,
+    context: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
     chat_template: str | None = None,
@@ -116,6 +123,7 @@ def load(
             url,
             device=device,
             threads=threads,
+            context=context,
             on_progress=on_progress,
             urls=urls,
             chat_template=chat_template,
@@ -179,6 +187,7 @@ def _model(url: str, loaded: JsLoaded, chat_template: str | None, *, parse_speci
         folder = parent / (PurePosixPath(url.partition("?")[0].rstrip("/")).name or "model")  # named in errors
         _write_texts(loaded.texts, folder)
         package = read_package(folder)
+        package.limit_context(loaded.engine.context)
         engine = WebEngine(package, loaded.engine)
         refused = [device_of(device) for device in loaded.refused]
         passed = "".join(f"; not {device.name}: {device.reason}" for device in refused)

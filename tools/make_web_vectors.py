@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import math
 import random
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.generation.defaults import read_defaults
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
@@ -59,6 +62,22 @@ CASES: list[tuple[dict[str, object], str, int]] = [
     ({"temperature": 0.7, "top_k": 100, "typical_p": 0.95, "top_p": 0.9, "min_p": 0.02, **_PENALTIES, **_BIASES},
      "peaked", 1000),
 ]  # fmt: skip
+
+# generation_config.json of models that ask for bans; rows come back every third step, so that greedy repeats itself
+BANS: list[dict[str, object]] = [
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2},
+    {"no_repeat_ngram_size": 5, "bad_words_ids": None},
+    {"no_repeat_ngram_size": 100},
+    {"bad_words_ids": [[26], [3, 11], [36, 30, 11], [11, 15, 30]]},  # the prompt's 3 begins none
+    {"bad_words_ids": [[500], [11, 500], [11, 36, 26]], "suppress_tokens": []},  # 500: of no vocabulary
+    {"suppress_tokens": [36, 26]},
+    {"no_repeat_ngram_size": 2, "bad_words_ids": [[4], [17, 2]], "suppress_tokens": [11], "do_sample": True,
+     "top_k": 6},
+    {"no_repeat_ngram_size": 3, "do_sample": True, "temperature": 0.5, "top_p": 0.9},
+]  # fmt: skip
+_BANNED_SIZE = 40
 
 # what both sides refuse, with the same words
 REFUSED: list[dict[str, object]] = [
@@ -106,6 +125,7 @@ def vectors() -> dict[str, object]:
         "rows": [_row(shape, size) for shape in SHAPES for size in (1, 63, 300, 5000)],
         "refused": [{"options": options, "error": _refusal(options)} for options in REFUSED],
         "sampling": [_sampling(seed, *case) for seed, case in enumerate(CASES, 1)],
+        "bans": [_banned(seed, config) for seed, config in enumerate(BANS, 1)],
         "stops": stops(),
         "streams": streams(),
         "generations": generations(make_row),
@@ -174,6 +194,19 @@ def _sampling(seed: int, options: dict[str, object], shape: str, size: int) -> d
         "logprobs": [round(pick.logprob, 6) for pick in picked],
         "kept": [_kept(sampling, NumpyLogits(make_row(shape, size, _seed(seed, 0))), look) for look in (255, 4096)],
     }
+
+
+def _banned(seed: int, config: dict[str, object]) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
+        sampling = replace(read_defaults(Path(folder)).sampling, seed=seed)
+    prompt = [7, 9, 11, 7, 9, 3]
+    sampler = Sampler(sampling, prompt)
+    tokens: list[int] = []
+    for step in range(STEPS):
+        tokens.append(sampler.pick(NumpyLogits(make_row("normal", _BANNED_SIZE, step % 3))).token)
+        sampler.note(tokens[-1])
+    return {"config": config, "seed": seed, "size": _BANNED_SIZE, "prompt": prompt, "tokens": tokens}
 
 
 def _seed(case: int, step: int) -> int:

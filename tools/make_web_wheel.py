@@ -31,6 +31,7 @@ ENTRIES = (
     "embedllm.text.jinja_sandbox",
     "embedllm.package.architecture_json",
 )
+_SCRIPTS = "embedllm/web/src/"
 _COPIED = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends", "export", "bindings_web")
 _SETUPTOOLS = 77  # as in pyproject.toml
 _OFFLINE = ("--no-build-isolation", "--no-index")
@@ -80,9 +81,18 @@ def slim(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     """Of a wheel's files those that a browser needs."""
     modules = {_module(name): name for name in contents if name.endswith(".py")}
     kept = {modules[module] for module in _reached(modules, contents)}
-    kept |= {name for name in contents if name.startswith("embedllm/web/") or name == "embedllm/py.typed"}
+    kept |= {name for name in contents if name.startswith("embedllm/web/") and not name.startswith(_SCRIPTS)}
+    kept |= {"embedllm/py.typed", *_scripts(contents)}
     kept |= {name for name in contents if ".dist-info/" in name and not name.endswith(("/RECORD", "/entry_points.txt"))}
     return {name: contents[name] for name in sorted(kept)}
+
+
+def _scripts(contents: Mapping[str, bytes]) -> set[str]:
+    """The JavaScript that Python asks for; what a page has besides is served with it."""
+    from embedllm.web.modules import ENTRY, addresses  # of this checkout, which a script has to find first
+
+    texts = {name.removeprefix(_SCRIPTS): data.decode() for name, data in contents.items() if name.startswith(_SCRIPTS)}
+    return {_SCRIPTS + name for name in addresses(texts, ENTRY, publish=str)}
 
 
 def write(contents: Mapping[str, bytes], path: Path) -> None:
@@ -138,6 +148,7 @@ def _hash(data: bytes) -> str:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     made = main(parser.parse_args().folder)

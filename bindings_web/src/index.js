@@ -41,11 +41,12 @@ export { Conversation };
 /**
  * engine: "python" runs embedllm's own rule in Pyodide, "javascript" the twin of it, which gives the same tokens and is
  * loaded faster. device: a name of EmbedLLM.devices(), "auto", or names that are tried in order. threads: of "wasm"; 0 =
- * what ONNX Runtime takes. parse_special: special tokens' texts in messages, tools and documents are read as these tokens;
- * by default they are text.
+ * what ONNX Runtime takes. context: most tokens of a prompt and its reply together, which bounds the memory of KV caches;
+ * by default all that the model holds. parse_special: special tokens' texts in messages, tools and documents are read as
+ * these tokens; by default they are text.
  *
- * @typedef {Placed & {engine?: EngineName, device?: string | string[], threads?: number, parse_special?: boolean,
- *   onProgress?: (progress: Progress) => void, signal?: AbortSignal}} LoadOptions
+ * @typedef {Placed & {engine?: EngineName, device?: string | string[], threads?: number, context?: number,
+ *   parse_special?: boolean, onProgress?: (progress: Progress) => void, signal?: AbortSignal}} LoadOptions
  */
 
 /** A loaded model. Its requests take turns; 16 may wait. When its worker or device is lost, the next one loads it again. */
@@ -96,7 +97,8 @@ export class EmbedLLM {
   /**
    * Loads the package folder at an address: from the server the first time, from this browser later, offline too.
    *
-   * Rejects with PackageError, DeviceUnavailable, or the signal's reason; with RangeError for an option that is not known.
+   * Rejects with PackageError, DeviceUnavailable, or the signal's reason; with RangeError for an option that is not known, or a
+   * context that is larger than the model's.
    *
    * @param {string | URL} url may be relative to the page
    * @param {LoadOptions} [options]

@@ -109,7 +109,7 @@ def load(
     finds it (`hf auth login`, HF_TOKEN). local_files_only: from the caches, without asking the hub.
     on_progress: called while a model is downloaded or exported, with embedllm.export.Progress, from any
     thread; in a browser with embedllm.web.Progress. urls: for a browser: see embedllm.web.aload().
-    In a browser: path is an address, check, exact, kv, context, openvino, draft, adapters, cache_dir, max_sequences,
+    In a browser: path is an address, check, exact, kv, openvino, draft, adapters, cache_dir, max_sequences,
     max_waiting, revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which
     aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable, for a GGUF file or a checkpoint ExportError, and for a model of the hub

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _KV_TYPES = ("int8", "int4")
-_NOT_IN_A_BROWSER = ("check", "exact", "kv", "context", "openvino", "draft", "adapters", "cache_dir", "max_sequences",
+_NOT_IN_A_BROWSER = ("check", "exact", "kv", "openvino", "draft", "adapters", "cache_dir", "max_sequences",
                      "max_waiting", "revision", "token", "local_files_only")  # fmt: skip
 
 

@@ -61,9 +61,12 @@ def check_roles(messages: Sequence[Message], prompt: str, template: ChatTemplate
     """Raises ValueError for a message whose role the template passes over, so that its text is not in the prompt."""
     for place, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
-        if role in _ROLES or not isinstance(role, str) or not isinstance(content, str) or not content.strip():
+        if role in _ROLES or not isinstance(role, str):
             continue
-        if content.strip() not in prompt and not any(role in source for source in template.templates.values()):
+        parts = content if isinstance(content, list | tuple) else [{"text": content}]
+        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+        is_left_out = any(isinstance(text, str) and text.strip() not in prompt for text in texts)
+        if is_left_out and not any(role in source for source in template.templates.values()):
             raise ValueError(
                 f"messages[{place}]['role'] is {role!r}, a role that the chat template leaves out of the prompt; "
                 f"expected one of {', '.join(_ROLES)}."

@@ -59,14 +59,14 @@ def test_a_browser_refuses_what_it_does_not_have() -> None:
     LoadOptions(device="wasm", threads=2, chat_template="", urls={"ort": "x"}, tuned=False).check_for_browser()
     with pytest.raises(ValueError, match="exact and token cannot be chosen in a browser; leave out what does not run"):
         LoadOptions(exact=True, token="hf_x").check_for_browser()
-    known = {"device", "threads", "on_progress", "urls", "chat_template", "parse_special"}  # of embedllm.web.aload()
+    known = {"device", "threads", "context", "on_progress", "urls", "chat_template", "parse_special"}  # of web.aload()
     known |= {"prefix_cache", "cache_dir_bytes", "tuned", "threaded"}  # without effect there
     for name in {field.name for field in fields(LoadOptions)} - known:
         with pytest.raises(ValueError, match=f"^{name} cannot be chosen"):
             LoadOptions(**{name: _VALUES.get(name, "x")}).check_for_browser()  # type: ignore[arg-type]  # by name
 
 
-_VALUES = {"exact": True, "kv": "int8", "context": 9, "openvino": OpenVINOOptions(), "max_sequences": 2,
+_VALUES = {"exact": True, "kv": "int8", "openvino": OpenVINOOptions(), "max_sequences": 2,
            "max_waiting": 2, "local_files_only": True}  # fmt: skip
 
 

@@ -9,6 +9,9 @@ import pytest
 from embedllm import ContextFull, Sampling, load
 
 ANY_ROLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+PARTS_OF_USERS = (  # as models that see have it: texts are lists of parts
+    "{% for m in messages if m.role == 'user' %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize("role", ["usr", "System", "bot"])
@@ -20,6 +23,14 @@ def test_a_role_that_the_template_leaves_out_is_refused(role: str) -> None:
         assert "list files" in llm.prompt([{"role": "user", "content": "list files"}])
     with load("demo", chat_template=ANY_ROLE) as llm:
         assert llm.prompt([{"role": role, "content": "list files"}]) == f"<{role}>list files"
+
+
+@pytest.mark.parametrize("content", ["list files", [{"type": "text", "text": " list files"}]])
+def test_so_is_one_where_texts_are_lists_of_parts(content: object) -> None:
+    with load("demo", chat_template=PARTS_OF_USERS) as llm:
+        assert llm.prompt([{"role": "user", "content": content}]).strip() == "list files"
+        with pytest.raises(ValueError, match=r"messages\[1\]\['role'\] is 'usr', a role that the chat template leaves"):
+            llm.prompt([{"role": "user", "content": "first"}, {"role": "usr", "content": content}])
 
 
 def test_the_path_of_a_template_is_no_template() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -498,6 +501,51 @@ def test_tokens_guessed_by_the_gpu_give_the_text_of_step_by_step(
         assert told["ahead"]["indirect"] == told["singly"]["indirect"] == 0, name
 
 
+REPLIES = """
+const bridge = await import("/src/worker/load_model.js");
+const { openJavaScript } = await import("/src/worker/engine_javascript.js");
+const { signal } = new AbortController();
+const { url, device, urls, prompt } = argument;
+const load = { url, engine: "javascript", device, threads: 0, context: null, urls, parse_special: false };
+const model = await openJavaScript(bridge, load, { onProgress() {}, onLost() {}, signal });
+const usual = { stop: [], stop_tokens: [], logprobs: 0, special: false, tools: null, documents: null, variables: {},
+  continue_final_message: false, response_format: null, conversation: null };
+const tokens = [];
+const reply = { ...usual, prompt, sampling: {}, max_tokens: 24 };
+await model.reply(reply, { signal, onChunk: ({ token }) => tokens.push(token) });
+model.close();
+return tokens;
+"""
+
+
+@pytest.mark.parametrize("device", ["wasm", SOFTWARE])
+def test_what_a_model_bans_does_not_come_as_on_the_desktop(
+    device: str, page: Page, web_server: WebServer, tiny_package: MakePackage, tmp_path: Path
+) -> None:
+    """Where a GPU guesses tokens, too."""
+    folder, prompt = tmp_path / "banned", some_tokens(9, 307)
+    shutil.copytree(tiny_package("llama"), folder)
+    free = set_defaults(folder, {}, prompt)
+    banned = {"no_repeat_ngram_size": 1, "bad_words_ids": [[free[0]], free[1:3]], "suppress_tokens": [free[3]]}
+    expected = set_defaults(folder, banned, prompt)
+    assert not set(expected) & {free[0], free[3], *prompt}
+    assert len(set(expected)) == len(expected) == 24
+    given = {"url": web_server.serve("/models/banned", folder) + "/", "device": device, "urls": urls(web_server)}
+    found = page.in_worker(REPLIES, {**probed(page, given), "prompt": prompt}, patience_s=LONG_S)
+    assert found == expected
+
+
+def set_defaults(folder: Path, config: dict[str, object], prompt: Sequence[int]) -> list[int]:
+    """Gives a package a generation_config.json; the tokens of a greedy reply on the desktop."""
+    text = json.dumps(config).encode()
+    (folder / "generation_config.json").write_bytes(text)
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest["files"]["generation_config.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    write_json(folder / MANIFEST, manifest)
+    with embedllm.load(folder, device="reference") as llm:
+        return list(llm.generate(prompt, max_tokens=24, stop_tokens=[]).tokens)
+
+
 GUESS = """
 const [{ NextToken }, { Sampler }, { Sampling }, { ArrayLogits }, { Random }, { loadGpuRuntime }] = await Promise.all([
   import("/src/engine/next_token.js"), import("/src/sampling/sampler.js"), import("/src/sampling/options.js"),
@@ -571,6 +619,25 @@ def test_a_device_that_was_asked_for_alone_never_falls_back(
         name, message, tried = page.in_worker(attempt, given, patience_s=LONG_S)
         assert (name, tried[0][0]) == ("DeviceUnavailable", device)
         assert part in message
+
+
+@pytest.mark.parametrize("device", ["wasm", SOFTWARE])
+def test_the_kv_cache_of_a_bounded_context_grows_no_further(
+    device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    folder = tiny_package("llama")
+    load = LOAD.replace("load(url, { device,", "load(url, { context: 24, device,")
+    url = web_server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
+    page.in_worker(load, probed(page, {"url": url, "device": device, "urls": urls(web_server)}), patience_s=LONG_S)
+    tried = """
+    await session.feed(new Array(20).fill(3));
+    await session.feed([1, 2, 3, 4]);
+    const failed = await session.feed([5]).then(() => "", ({ name, message }) => `${name}: ${message}`);
+    return { capacity: session.capacity, position: session.position, failed };
+    """
+    answer = page.in_worker(tried, patience_s=LONG_S)
+    assert (answer["capacity"], answer["position"]) == (24, 24)
+    assert re.match("ContextFull: 24 tokens are held and 1 more .*, or load with a larger context", answer["failed"])
 
 
 def test_wrong_feeds_are_refused_and_leave_the_session_as_it_was(

@@ -183,6 +183,41 @@ def test_errors_keep_their_class_and_leave_the_model_usable(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_context_bounds_a_load(engine: str, page: Page, tiny: str, places: dict[str, str]) -> None:
+    """As tests/loading/test_context_limit.py has it of the desktop."""
+    run(page, OPEN, {"url": tiny, "engine": engine, "urls": places})
+    tried = """
+    const prompt = Array.from({ length: 10 }, (_, place) => 5 + place);
+    const options = { temperature: 0, stop_tokens: [], max_tokens: 40 };
+    const whole = await llm.generate(prompt, options);
+    const most = await failure(() => llm.generate(new Array(128).fill(7)));
+    llm.close();
+    const limited = await EmbedLLM.load(argument, { ...given, context: 24 });
+    const talk = limited.conversation();
+    const found = { context: limited.context, whole: whole.tokens, most, reply: await limited.generate(prompt, options),
+      full: await failure(() => limited.generate(new Array(30).fill(7))),
+      long: await failure(() => limited.generate("x ".repeat(50_000))),
+      talk: await failure(() => all(talk.say("word ".repeat(30)))) };
+    limited.close();
+    const load = (context) => failure(() => EmbedLLM.load(argument, { ...given, context }));
+    return { ...found, more: await load(129), few: await load(1) };
+    """
+    found = run(page, tried, tiny)
+    assert (found["context"], found["reply"]["finish_reason"]) == (24, "context")
+    assert found["reply"]["tokens"] == found["whole"][: 24 - 10]
+    for name in ("full", "long", "talk"):
+        assert (found[name]["name"], found[name]["limit"]) == ("ContextFull", 24), name
+    assert re.search(r"has 30 tokens; 24 can be held .*, or load with a larger context\.", found["full"]["message"])
+    assert "export with a larger --context" in found["most"]["message"]
+    assert (found["more"]["name"], found["few"]["name"]) == ("RangeError", "RangeError")
+    assert re.fullmatch(
+        r"context is 129 tokens, and '.+' holds 128 at most\. Leave it out, or export with a larger --context\.",
+        found["more"]["message"],
+    )
+    assert found["few"]["message"] == "context is 1; expected a whole number of at least 2."
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_replies_are_aborted_left_and_take_turns(engine: str, page: Page, tiny: str, places: dict[str, str]) -> None:
     run(page, OPEN, {"url": tiny, "engine": engine, "urls": places})
     tried = """

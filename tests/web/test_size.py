@@ -27,12 +27,14 @@ LIMITS = {
     "Python": 6_100,
     "JavaScript": 60_000,  # what a first reply waits for
     "tools": 3_600,
+    "bans of tokens": 1_800,
+    "roles": 500,
     "trial of devices": 2_500,
     "structured output": 34_000,
     "formats in templates": 4_800,
     "images on the page": 3_000,
     "images of histories": 700,
-    "contents of a model that sees": 400,
+    "contents in parts": 800,
     "images": 13_500,
     "images in tiles": 6_800,
     "images of one size": 2_300,
@@ -51,6 +53,8 @@ LATER = {
     "engine_python": "Python",
     "engine_javascript": "JavaScript",
     "generic_tools": "tools",
+    "bans": "bans of tokens",
+    "roles": "roles",
     "trials": "trial of devices",
     "trial": "trial of devices",
     "grammar": "structured output",
@@ -58,15 +62,13 @@ LATER = {
     "format": "formats in templates",
     "blobs": "images on the page",
     "data_url": "images of histories",
-    "content_form": "contents of a model that sees",
+    "content_form": "contents in parts",
     "prompt": "images",
     "processor": "images in tiles",
     "fixed_size": "images of one size",
     "any_size": "images of any size",
     "lfm2_vl": "images of LFM2-VL",
-    "draws": "Python",  # these three: of the engine "javascript", too
-    "options": "Python",
-    "generation_config": "Python",
+    "foreseen": "Python",  # its parts are of the engine "javascript", too
 }
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
+import re
 import subprocess
 import unicodedata
 from collections.abc import Callable
@@ -261,6 +263,9 @@ DEFAULTS: list[tuple[str | None, str]] = [
     ('{"do_sample": true, "top_k": null, "top_p": null}', ""),
     ('{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.9}', ""),
     ('{"do_sample": null, "max_new_tokens": null}', ""),
+    ('{"no_repeat_ngram_size": 3, "bad_words_ids": [[7], [8, 9]], "suppress_tokens": [5, 3]}', ""),
+    ('{"no_repeat_ngram_size": 0, "bad_words_ids": [], "suppress_tokens": []}', ""),
+    ('{"no_repeat_ngram_size": null, "bad_words_ids": null, "suppress_tokens": null}', ""),
     ("", "."),
     ("[]", "no JSON object"),
     ("null", "no JSON object"),
@@ -269,6 +274,14 @@ DEFAULTS: list[tuple[str | None, str]] = [
     ('{"max_new_tokens": 2.5}', "max_new_tokens is 2.5"),
     ('{"max_new_tokens": true}', "max_new_tokens is true"),
     ('{"do_sample": true, "temperature": -1}', "temperature is -1"),
+    ('{"no_repeat_ngram_size": -1}', "no_repeat_ngram is -1; expected 0 .off. or more"),
+    ('{"no_repeat_ngram_size": 1.5}', "no_repeat_ngram is 1.5; expected a whole number, 0 = off"),
+    ('{"bad_words_ids": 5}', "bad_words is 5; expected a list"),
+    ('{"bad_words_ids": [5]}', "bad_words has 5; expected"),
+    ('{"bad_words_ids": [[]]}', "bad_words has .*; expected"),
+    ('{"bad_words_ids": [[7, -1]]}', "bad_words has .*-1.*; expected"),
+    ('{"suppress_tokens": 5}', "."),
+    ('{"suppress_tokens": [-5]}', "logit_bias has the token -5; expected token ids"),
 ]
 
 
@@ -353,14 +366,14 @@ def defaults(folder: Path, text: str | None, words: str) -> dict[str, Any]:
     if text is not None:
         (folder / "generation_config.json").write_text(text, encoding="utf-8")
     if words:
-        with pytest.raises(PackageError):
+        with pytest.raises(PackageError, match=re.compile(words, re.IGNORECASE)):
             read_defaults(folder)
         return {"text": text, "expected": None, "words": words}
     read = read_defaults(folder)
-    names = ["temperature", "repetition_penalty"]
-    if text is None:
-        names = ["temperature"]
-    elif read.sampling.temperature > 0:
-        names += ["top_k", "top_p", "min_p", "typical_p"]
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+             "frequency_penalty", "seed")  # fmt: skip
     sampling = {name: getattr(read.sampling, name) for name in names}
-    return {"text": text, "expected": {"sampling": sampling, "max_tokens": read.max_tokens}, "words": ""}
+    assert {bias for _, bias in read.sampling.logit_bias} <= {-math.inf}  # which JSON has not
+    sampling["logit_bias"] = [token for token, _ in read.sampling.logit_bias]
+    bans = bool(read.sampling.no_repeat_ngram or read.sampling.bad_words)
+    return {"text": text, "expected": {"sampling": sampling, "max_tokens": read.max_tokens, "bans": bans}, "words": ""}

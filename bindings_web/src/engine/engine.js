@@ -17,7 +17,6 @@ import { Session } from "./session.js";
 const GONE_MS = 300; // after a step that failed, to hear that the GPU is lost
 
 export class Engine {
-  remedy = "export with a larger --context";
   /** whether the device failed; only another load helps then */
   isLost = false;
   isClosed = false;
@@ -48,6 +47,7 @@ export class Engine {
   constructor(device, decoder, chunk, steps, close) {
     this.device = device;
     this.context = decoder.context;
+    this.remedy = decoder.remedy;
     this.vocabulary = decoder.vocabulary;
     this.chunk = chunk;
     this.#steps = steps;

@@ -15,8 +15,12 @@ export class Decoder {
     if (typeof architecture !== "object" || !Array.isArray(architecture?.layers) || !architecture.embedding) {
       throw new PackageError("the manifest has no 'architecture' with layers; export the folder again.");
     }
+    /** @type {string} */
+    this.name = manifest.name;
     /** most tokens of a sequence @type {number} */
     this.context = manifest.context;
+    /** what helps where that is too few */
+    this.remedy = "export with a larger --context";
     /** @type {number} */
     this.vocabulary = architecture.embedding.rows;
     /** of each layer's keys and values; one that reads an earlier one's, or has no attention, has none @type {Heads[]} */
@@ -35,6 +39,14 @@ export class Decoder {
     this.matrices.delete(architecture.per_layer_embedding?.table.name);
     for (const name of this.matrices.keys()) if (!this.packings.has(name)) this.matrices.delete(name);
     if (architecture.head?.name !== architecture.embedding.name) this.matrices.delete(architecture.embedding.name);
+  }
+
+  /** Has sequences hold no more tokens; the graph would hold more. Throws RangeError for more than that. @param {number} tokens */
+  limitContext(tokens) {
+    if (tokens > this.context) {
+      throw new RangeError(`context is ${tokens} tokens, and '${this.name}' holds ${this.context} at most. Leave it out, or ${this.remedy}.`);
+    }
+    if (tokens < this.context) [this.context, this.remedy] = [tokens, "load with a larger context"];
   }
 
   /** Bytes of all matrices of products as float32. */

@@ -4,7 +4,22 @@ import { checkBytes, checkSize, dataStart, imageOf } from "./limits.js";
 import { withImages } from "./parts.js";
 
 /**
- * Messages whose images are Blobs or data URLs. Rejects with RangeError, which names the message, for what is no image.
+ * Parts whose image nobody can change, and what was posted for them: later turns post the same file, which the worker knows
+ * by its id. Of a posted part: the data URL that it came from.
+ *
+ * @type {WeakMap<object, [image: unknown, posted: object]>}
+ */
+const known = new WeakMap();
+
+/** @param {object} part with this image @param {unknown} image @param {object} posted in its place */
+export const remember = (part, image, posted) => known.set(part, [image, posted]);
+
+/** The data URL that a posted part came from, if any. @param {object} posted @returns {unknown} */
+export const urlOf = (posted) => known.get(posted)?.[0];
+
+/**
+ * Messages whose images are Blobs, or data URLs where a browser does not decode them. Rejects with RangeError, which names
+ * the message, for what is no image.
  *
  * @param {any} messages
  * @returns {Promise<any>}
@@ -18,11 +33,25 @@ export function withBlobs(messages) {
 async function blobPart(part, place) {
   try {
     const image = imageOf(part);
-    if (typeof image !== "string") return { type: "image", image: await blob(image) };
-    dataStart(image);
-    return { type: "image_url", image_url: { url: image } };
+    const [before, same] = known.get(part) ?? [];
+    if (before === image) return same;
+    const isUrl = typeof image === "string";
+    const posted = { type: "image", image: isUrl ? decoded(image) : await blob(image), id: crypto.randomUUID?.() };
+    if (isUrl) remember(posted, image, posted);
+    if (isUrl || image instanceof Blob) remember(part, image, posted);
+    return posted;
   } catch (error) {
-    throw new RangeError(`messages[${place}]: ${error instanceof Error ? error.message : error}`, { cause: error });
+    throw new RangeError(`messages[${place}]: ${/** @type {Error} */ (error).message}`, { cause: error });
+  }
+}
+
+/** The file of a data URL, which is posted without a copy; or the URL as it is. @param {string} url */
+function decoded(url) {
+  const start = dataStart(url);
+  try {
+    return new Blob([/** @type {any} */ (Uint8Array).fromBase64(url.slice(start))]);
+  } catch {
+    return url; // the browser is older, or the worker says what is wrong
   }
 }
 

@@ -1,21 +1,28 @@
 // Images of a conversation's history as data URLs, which JSON can hold.
 
-import { imageOf } from "./limits.js";
-import { withImages } from "./parts.js";
+import { remember, urlOf } from "./blobs.js";
+import { isImagePart } from "./parts.js";
 
 const PIECE_BYTES = 3 << 19; // of a file that are read at once: a long task otherwise. Base64 of multiples of 3 can be joined
 
 /**
- * A message with data URLs in place of Blobs.
+ * A copy of a message, with data URLs in place of Blobs.
  *
  * @param {any} message as blobs.js gives it
  * @returns {Promise<any>}
  */
-export function withDataUrls(message) {
-  return withImages(message, async (part) => {
-    const image = imageOf(part);
-    return image instanceof Blob ? { type: "image_url", image_url: { url: await dataUrl(image) } } : part;
-  });
+export async function withDataUrls(message) {
+  const { content, ...rest } = message;
+  const copied = (/** @type {any} */ part) => (isImagePart(part) ? stored(part) : structuredClone(part));
+  return { ...structuredClone(rest), content: Array.isArray(content) ? await Promise.all(content.map(copied)) : content };
+}
+
+/** @param {{image: Blob}} posted or one that came from a data URL */
+async function stored(posted) {
+  const url = urlOf(posted) ?? (await dataUrl(posted.image));
+  const part = { type: "image_url", image_url: { url } };
+  remember(part, url, posted); // for the next turn
+  return part;
 }
 
 /** @param {Blob} file @returns {Promise<string>} */

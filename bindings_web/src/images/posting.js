@@ -15,7 +15,7 @@ export async function postable(messages, areTaken) {
 }
 
 /**
- * A message with its images as data URLs, which can be stored.
+ * A copy of a message with its images as data URLs, which can be stored.
  *
  * @param {any} message as postable() gives it
  * @returns {Promise<any>}

@@ -25,7 +25,7 @@ import { isEncodedHere, isImagePart } from "./parts.js";
  * @typedef {Prepared & {text: string, source: Source}} Image text: what takes its place in the prompt
  */
 
-const MOST_SIZES = 1000; // of images, by their hash: those of later turns need no decoding
+const MOST_KNOWN = 1000; // images: those of later turns need no decoding
 
 /** The images of a loaded model. */
 export class ModelImages {
@@ -33,8 +33,8 @@ export class ModelImages {
   #features;
   #processor;
   #imageToken;
-  /** @type {Map<string, Size>} */
-  #sizes = new Map();
+  /** by their hash, and by the id that a page posted them with @type {Map<string, Source>} */
+  #known = new Map();
 
   /**
    * Use ModelImages.open().
@@ -163,26 +163,29 @@ export class ModelImages {
 
   /** @param {Record<string, any>} part @returns {Promise<Image>} */
   async #opened(part) {
-    const bytes = await bytesOf(imageOf(part));
-    const hash = hexadecimal(this.#loaded.sha256(bytes));
+    const read = () => bytesOf(imageOf(part));
     /** @type {Rgb[] | null} of a new image, until they are encoded */
     let made = null;
-    let size = this.#sizes.get(hash);
-    const tiles = async () => {
-      const image = await decode(bytes);
-      size = { width: image.width, height: image.height };
-      return this.#processor.tiles(image);
-    };
-    if (!size) made = await tiles();
-    const { width, height } = /** @type {Size} */ (size);
-    this.#sizes.set(hash, { width, height });
-    if (this.#sizes.size > MOST_SIZES) this.#sizes.delete(/** @type {string} */ (this.#sizes.keys().next().value));
+    let source = this.#known.get(part.id);
+    if (!source) {
+      const bytes = await read();
+      const digest = hexadecimal(this.#loaded.sha256(bytes));
+      source = this.#known.get(digest);
+      if (!source) {
+        const image = await decode(bytes);
+        made = this.#processor.tiles(image);
+        source = { digest, width: image.width, height: image.height };
+      }
+    }
+    const { digest, width, height } = source;
+    for (const key of [digest, part.id ?? digest]) this.#known.set(key, source);
+    for (const key of this.#known.keys()) if (this.#known.size > MOST_KNOWN) this.#known.delete(key);
     const tokens = this.#processor.tokenCount(width, height);
     return {
-      first: firstId(hash, tokens), tokens, source: { digest: hash, width, height },
+      first: firstId(digest, tokens), tokens, source,
       grid: this.#processor.grid(width, height),
       text: this.#processor.promptText(width, height),
-      tiles: async () => made ?? tiles(),
+      tiles: async () => made ?? this.#processor.tiles(await decode(await read())),
     };
   }
 }

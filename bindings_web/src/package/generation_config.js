@@ -1,28 +1,27 @@
 /** A model's own defaults for generation, from its generation_config.json: the twin of embedllm/generation/defaults.py. */
 
 import { PackageError } from "../errors.js";
+import { Sampling } from "../sampling/options.js";
 
 const TOP_K = 50; // transformers samples from the best 50 when do_sample is set and nothing else is said
+const RARE = ["no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"];
 
 /**
- * What a call gets that does not say otherwise.
+ * What a call gets that does not say otherwise. max_tokens: null for what is left of the context. bans: of every reply.
  *
- * @template S
- * @typedef {{sampling: S, max_tokens: number | null}} Defaults null: what is left of the context
+ * @typedef {{sampling: Sampling, max_tokens: number | null, bans: import("../sampling/bans.js").MakeBans | null}} Defaults
  */
 
 /**
  * The defaults of a folder; greedy and without a limit where it says nothing. Read as transformers reads them.
  *
- * Raises PackageError for a damaged file or a value out of its range.
- * @template S
- * @param {(options: Record<string, any>) => S} sampling checks options and freezes them, such as those of rule/sampling.js
+ * Rejects with PackageError for a damaged file or a value out of its range.
  * @param {Map<string, string>} texts
- * @returns {Defaults<S>}
+ * @returns {Promise<Defaults>}
  */
-export function readDefaults(sampling, texts) {
+export async function readDefaults(texts) {
   const text = texts.get("generation_config.json");
-  if (text === undefined) return { sampling: sampling({ temperature: 0 }), max_tokens: null };
+  if (text === undefined) return { sampling: new Sampling({ temperature: 0 }), max_tokens: null, bans: null };
   try {
     const data = JSON.parse(text);
     if (data === null || typeof data !== "object" || Array.isArray(data)) throw new RangeError("no JSON object");
@@ -41,7 +40,8 @@ export function readDefaults(sampling, texts) {
         };
     const limit = value("max_new_tokens", null);
     if (limit !== null && (!Number.isInteger(limit) || limit < 1)) throw new RangeError(`max_new_tokens is ${JSON.stringify(limit)}`);
-    return { sampling: sampling(options), max_tokens: limit };
+    const { bans = null, ...biases } = RARE.some((name) => data[name]) ? (await import("../sampling/bans.js")).readBans(data) : {};
+    return { sampling: new Sampling({ ...options, ...biases }), max_tokens: limit, bans };
   } catch (error) {
     throw new PackageError(`cannot use 'generation_config.json': ${error instanceof Error ? error.message : error}.`, { cause: error });
   }

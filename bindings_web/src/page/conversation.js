@@ -91,7 +91,7 @@ export class Conversation {
         const areTaken = this.#speaker.takesImages();
         messages = await postable(messages, areTaken);
         if (areTaken) said = await storable(messages[messages.length - 1]);
-      }
+      } else said = structuredClone(said);
       const reply = replyOf(messages, { ...options, tools, variables }, this.#key);
       for await (const chunk of this.#speaker.stream(reply, options.signal)) {
         content += chunk.text;
@@ -103,7 +103,7 @@ export class Conversation {
       throw error;
     } finally {
       this.#isRunning = false;
-      if (isSaid) this.messages.push(structuredClone(said), { role: "assistant", content });
+      if (isSaid) this.messages.push(said, { role: "assistant", content });
     }
   }
 

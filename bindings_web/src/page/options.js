@@ -43,7 +43,7 @@ const SAMPLING = ["temperature", "top_k", "top_p", "min_p", "typical_p", "repeti
 const FOR_TEMPLATE = ["tools", "documents", "variables", "continue_final_message"];
 const OTHERS = ["max_tokens", "stop", "stop_tokens", "logprobs", "special", "response_format"];
 
-const OF_LOAD = ["engine", "device", "onProgress", "signal", "urls", "threads", "parse_special", "worker"];
+const OF_LOAD = ["engine", "device", "onProgress", "signal", "urls", "threads", "context", "parse_special", "worker"];
 
 /**
  * The load that an address, which may be relative to the page, and options stand for.
@@ -53,11 +53,14 @@ const OF_LOAD = ["engine", "device", "onProgress", "signal", "urls", "threads", 
  * @returns {Load}
  */
 export function loadOf(url, options) {
-  const { engine = "python", device = "auto", threads = 0, urls, parse_special = false } = checkedOptions(options, OF_LOAD);
+  const { engine = "python", device = "auto", threads = 0, context = null, urls, parse_special = false } = checkedOptions(options, OF_LOAD);
   if (engine !== "python" && engine !== "javascript") {
     throw new RangeError(`engine is '${engine}'; expected 'python' or 'javascript'.`);
   }
-  return { url: addressOf(url), engine, device, threads: whole("threads", threads, 0) ?? 0, urls: checkedUrls(urls, base()), parse_special };
+  return {
+    url: addressOf(url), engine, device, threads: whole("threads", threads, 0) ?? 0, context: whole("context", context, 2),
+    urls: checkedUrls(urls, base()), parse_special,
+  };
 }
 
 /** The address of a folder, whole. Throws PackageError where it is none. @param {string | URL} url */

@@ -21,20 +21,6 @@ const MOST_ID = 2 ** 31 - 1; // graphs take signed ids
  * @property {number | bigint | null} [seed] same seed, same logits: same tokens; null = different ones each time
  */
 
-/** @type {Required<SamplingOptions>} */
-const DEFAULTS = {
-  temperature: 1,
-  top_k: 0,
-  top_p: 1,
-  min_p: 0,
-  typical_p: 1,
-  repetition_penalty: 1,
-  presence_penalty: 0,
-  frequency_penalty: 0,
-  logit_bias: [],
-  seed: null,
-};
-
 /**
  * Option, least, most, what to say.
  *
@@ -57,34 +43,37 @@ const RANGES = [
  * One that was posted to another thread arrives there as a plain object; new Sampling(it) is the same again.
  */
 export class Sampling {
+  temperature = 1;
+  top_k = 0;
+  top_p = 1;
+  min_p = 0;
+  typical_p = 1;
+  repetition_penalty = 1;
+  presence_penalty = 0;
+  frequency_penalty = 0;
+  /** @type {readonly (readonly [token: number, bias: number])[]} */
+  logit_bias = [];
+  /** @type {number | bigint | null} */
+  seed = null;
+
   /**
    * @param {SamplingOptions} [options] one that is undefined is as one left out
    * @throws RangeError for a value out of its range, and for an option that does not exist
    */
   constructor(options = {}) {
     for (const name of Object.keys(options)) {
-      if (!Object.hasOwn(DEFAULTS, name)) {
-        throw new RangeError(`sampling has no option '${name}'; expected ${Object.keys(DEFAULTS).join(", ")}`);
+      if (!Object.hasOwn(this, name)) {
+        throw new RangeError(`sampling has no option '${name}'; expected ${Object.keys(this).join(", ")}`);
       }
     }
     const given = Object.entries(options).filter(([, value]) => value !== undefined);
-    /** @type {Required<SamplingOptions>} */
-    const wanted = { ...DEFAULTS, ...Object.fromEntries(given) };
-    for (const [name, least, most, expected] of RANGES) check(name, wanted[name], least, most, expected);
-    if (!Number.isInteger(wanted.top_k)) {
-      throw new RangeError(`top_k is ${wanted.top_k}; expected a whole number, 0 = off`);
+    Object.assign(this, Object.fromEntries(given));
+    for (const [name, least, most, expected] of RANGES) check(name, this[name], least, most, expected);
+    if (!Number.isInteger(this.top_k)) {
+      throw new RangeError(`top_k is ${this.top_k}; expected a whole number, 0 = off`);
     }
-    if (wanted.seed !== null) checkedSeed(wanted.seed);
-    this.temperature = wanted.temperature;
-    this.top_k = wanted.top_k;
-    this.top_p = wanted.top_p;
-    this.min_p = wanted.min_p;
-    this.typical_p = wanted.typical_p;
-    this.repetition_penalty = wanted.repetition_penalty;
-    this.presence_penalty = wanted.presence_penalty;
-    this.frequency_penalty = wanted.frequency_penalty;
-    this.logit_bias = biases(wanted.logit_bias);
-    this.seed = wanted.seed;
+    if (this.seed !== null) checkedSeed(this.seed);
+    this.logit_bias = biases(this.logit_bias);
     Object.freeze(this);
   }
 

@@ -69,7 +69,7 @@ export class SavedConversations {
       }
       const { record, end } = await readRecord(name, file);
       const { saved, tokens, sizes } = record;
-      let fault = kindFault(record.kind, kind);
+      let fault = kindFault(record.kind, kind) || lengthFault(tokens.length, kind);
       if (!tokens.length) return { saved, tokens, state: [] };
       /** @type {Uint8Array[]} */
       const state = [];
@@ -186,8 +186,12 @@ function kindFault(found, here) {
   if (found.device !== here.device || found.type !== here.type) {
     return `it was computed on '${found.device}' in ${found.type}, and the model is on '${here.device}' in ${here.type}`;
   }
-  const isSame = found.weights === here.weights && found.graph === here.graph && found.context === here.context;
-  return isSame ? "" : "it is of another model";
+  return found.weights === here.weights && found.graph === here.graph ? "" : "it is of another model";
+}
+
+/** Why this number of tokens cannot be held; empty when they can. @param {number} tokens @param {Kind} here */
+function lengthFault(tokens, { context }) {
+  return tokens > context ? `it has ${tokens} tokens, and the model was loaded with a context of ${context}` : "";
 }
 
 /** @param {Blob} file @param {number} from @param {number} to */

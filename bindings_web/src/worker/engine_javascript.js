@@ -22,6 +22,9 @@ import { readDefaults } from "../package/generation_config.js";
  * @import { Request } from "./runner.js"
  */
 
+/** Those of OpenAI, which some templates leave out. */
+const ROLES = ["system", "developer", "user", "assistant", "tool"];
+
 /**
  * Loads a model.
  *
@@ -30,11 +33,11 @@ import { readDefaults } from "../package/generation_config.js";
  * @param {Opening} opening
  * @returns {Promise<Opened>}
  */
-export async function openJavaScript(bridge, { url, device, threads, urls, parse_special }, { onProgress, onLost, signal }) {
+export async function openJavaScript(bridge, { url, device, threads, context, urls, parse_special }, { onProgress, onLost, signal }) {
   const library = await loadLibrary("jinja", urls);
-  const loaded = await bridge.load(url, { device, threads, urls, onProgress, signal });
+  const loaded = await bridge.load(url, { device, threads, context, urls, onProgress, signal });
   try {
-    const model = new Model(loaded, library, parse_special);
+    const model = new Model(loaded, library, await readDefaults(loaded.texts), parse_special);
     await model.prepare();
     loaded.engine.onLost = onLost;
     return model;
@@ -50,7 +53,6 @@ class Model {
   #library;
   #runner;
   #grammars;
-  /** @type {Defaults<Sampling>} */
   #defaults;
   #marks;
   /** @type {ChatTemplate | null} */
@@ -61,14 +63,17 @@ class Model {
   /** @type {ModelImages | null} */
   #images = null;
 
-  /** @param {Loaded} loaded @param {any} library the module @huggingface/jinja @param {boolean} parseSpecial */
-  constructor(loaded, library, parseSpecial) {
+  /**
+   * @param {Loaded} loaded @param {any} library the module @huggingface/jinja @param {Defaults} defaults
+   * @param {boolean} parseSpecial
+   */
+  constructor(loaded, library, defaults, parseSpecial) {
     const { device, refused, engine, manifest, untried } = loaded;
     this.#loaded = loaded;
     this.#library = library;
+    this.#defaults = defaults;
     this.#grammars = new Grammars(loaded.texts);
     this.#runner = new Runner(engine, loaded.tokenizer);
-    this.#defaults = readDefaults((options) => new Sampling(options), loaded.texts);
     this.#marks = parseSpecial ? null : new ContentMarks(loaded.tokenizer.specialTexts);
     this.kind = loaded.kind;
     const [name, canChat] = [manifest.name, this.#canChat()];
@@ -118,7 +123,7 @@ class Model {
    */
   async #request(reply) {
     const { tokenizer, manifest, engine } = this.#loaded;
-    const { sampling, max_tokens } = this.#defaults;
+    const { sampling, max_tokens, bans } = this.#defaults;
     if (reply.stop_tokens?.some((token) => token >= engine.vocabulary)) {
       throw new RangeError(`stop_tokens is [${reply.stop_tokens}]; expected a list of token ids, 0 to ${engine.vocabulary - 1}.`);
     }
@@ -133,8 +138,9 @@ class Model {
       stop_tokens: stopTokens,
       top_count: reply.logprobs,
       special: reply.special,
-      is_continuation: typeof reply.prompt === "string" || typeof reply.prompt[0] !== "object" || reply.continue_final_message,
+      is_continuation: typeof reply.prompt[0] !== "object" || reply.continue_final_message,
       constraint: (await this.#grammars.maker(reply.response_format))?.(stopTokens) ?? null,
+      bans,
     };
   }
 
@@ -151,10 +157,15 @@ class Model {
       return checkKnown(tokenizer.encode(prompt, { special: true }), tokenizer, engine.vocabulary);
     }
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
-    const seen = hasImages(prompt) ? await (await this.#seeing()).split(/** @type {Message[]} */ (prompt)) : null;
-    const [shown, rest] = await this.#withTools(await this.#asWritten(seen?.shown ?? /** @type {Message[]} */ (prompt)), tools);
+    const messages = /** @type {Message[]} */ (prompt);
+    const seen = hasImages(messages) ? await (await this.#seeing()).split(messages) : null;
+    const [shown, rest] = await this.#withTools(await this.#asWritten(seen?.shown ?? messages, !!seen), tools);
     const given = { tools: rest, documents, variables, continueFinalMessage };
-    const written = this.#chatTemplate().renderMarked(shown, this.#marks, given);
+    const template = this.#chatTemplate();
+    const written = template.renderMarked(shown, this.#marks, given);
+    if (messages.some(({ role }) => !ROLES.includes(role))) {
+      (await import("../package/roles.js")).checkRoles(messages, written.text, template, ROLES);
+    }
     checkLength(written.text, tokenizer, engine.context);
     if (seen) return (await this.#seeing()).tokens(written, seen.images);
     return checkKnown(tokenizer.encodePrompt(written), tokenizer, engine.vocabulary);
@@ -166,10 +177,15 @@ class Model {
     return (this.#images ??= await ModelImages.open(this.#loaded));
   }
 
-  /** Messages as templates take them: those of some models that see write nothing but lists of parts. @param {Message[]} messages */
-  async #asWritten(messages) {
-    if (!(/** @type {any} */ (this.#loaded.manifest.architecture)?.vision)) return messages;
-    return (await import("../package/content_form.js")).asParts(this.#chatTemplate(), messages);
+  /**
+   * Messages as templates take them: most write texts only, those of some models that see nothing but lists of parts.
+   *
+   * @param {readonly Message[]} messages @param {boolean} hasImages
+   */
+  async #asWritten(messages, hasImages) {
+    const isPlain = messages.every(({ content }) => !Array.isArray(content));
+    if (isPlain && !(/** @type {any} */ (this.#loaded.manifest.architecture)?.vision)) return messages;
+    return (await import("../package/content_form.js")).asWritten(this.#chatTemplate(), messages, hasImages);
   }
 
   /**

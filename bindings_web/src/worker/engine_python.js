@@ -7,7 +7,6 @@ import { remade } from "./protocol.js";
 import { startPython } from "./python_start.js";
 
 /**
- * @import { Engine } from "../engine/engine.js"
  * @import { Loaded, Options } from "./load_model.js"
  * @import { Urls } from "../libraries.js"
  * @import { MakeMatcher } from "../grammar/cache.js"
@@ -44,10 +43,10 @@ let current = null;
  * @param {Opening} opening
  * @returns {Promise<Opened>}
  */
-export async function openPython(bridge, { url, device, threads, urls, parse_special }, opening) {
+export async function openPython(bridge, { url, device, threads, context, urls, parse_special }, opening) {
   const { onProgress, signal } = opening;
   onProgress({ ...STARTED, loaded: 0 });
-  const loading = bridge.load(url, { device, threads, urls, onProgress, signal }); // beside it
+  const loading = bridge.load(url, { device, threads, context, urls, onProgress, signal }); // beside it
   loading.catch(() => {}); // Python tells of it
   starting ??= start(urls, loading);
   starting.catch(() => (starting = null)); // so that another load tries again
@@ -92,7 +91,10 @@ function opened(server, loaded, { onLost }) {
     async reply(reply, replying) {
       if (hasImages(reply.prompt)) reply = await withImages(reply);
       const make = await grammars.maker(reply.response_format);
-      if (engine.captures) reply = await foreseen(reply, engine, texts, make !== null);
+      if (engine.captures) {
+        const { foreseen } = await import("./foreseen.js");
+        ({ reply, draws: engine.draws } = await foreseen(reply, texts, make !== null));
+      }
       try {
         await makeReply(server, reply, make, replying);
       } catch (error) {
@@ -110,30 +112,6 @@ function opened(server, loaded, { onLost }) {
       server.destroy();
     },
   };
-}
-
-/**
- * Tells the engine how Python will choose the tokens: by a seed, which is drawn here where a request has none.
- *
- * @param {Reply} reply @param {Engine} engine @param {Map<string, string>} texts @param {boolean} isHeld to a format
- * @returns {Promise<Reply>}
- */
-async function foreseen(reply, engine, texts, isHeld) {
-  const [{ drawsBySeed }, { Sampling }, { readDefaults }] = await Promise.all([
-    import("../sampling/draws.js"), import("../sampling/options.js"), import("../package/generation_config.js"),
-  ]);
-  engine.draws = null;
-  try {
-    const defaults = readDefaults((options) => new Sampling(options), texts).sampling;
-    const sampling = new Sampling({ ...defaults, ...reply.sampling });
-    if (isHeld) return reply;
-    const seed = sampling.seed ?? crypto.getRandomValues(new Uint32Array(1))[0];
-    engine.draws = drawsBySeed(new Sampling({ ...sampling, seed }), reply.max_tokens ?? Infinity);
-    return { ...reply, sampling: { ...reply.sampling, seed } };
-  } catch (error) {
-    if (error instanceof RangeError) return reply; // Python refuses it, or knows more options
-    throw error;
-  }
 }
 
 /**

@@ -16,9 +16,10 @@ import { TextCodec } from "../tokenizer/tokenizer.js";
  * @import { Device, Engine } from "../engine/engine.js"
  * @import { Urls } from "../libraries.js"
  * @import { Package } from "../package/package.js"
- * @typedef {{device?: string | string[], threads?: number, onProgress?: import("../storage/download.js").OnProgress,
+ * @typedef {{device?: string | string[], threads?: number, context?: number | null, onProgress?: import("../storage/download.js").OnProgress,
  *   signal?: AbortSignal, urls?: Urls}} Options device: a name of devices(), "auto", or names that are tried in order;
- *   threads: for the CPU, 0 takes as many as ONNX Runtime does; one where the page is not cross-origin isolated
+ *   threads: for the CPU, 0 takes as many as ONNX Runtime does; one where the page is not cross-origin isolated;
+ *   context: most tokens of a prompt and its reply, 2 or more; null: all that the folder holds
  * @typedef {{texts: Map<string, string>, manifest: Package["manifest"], package: Package, device: Device,
  *   refused: Device[], engine: Engine, tokenizer: TextCodec, kind: import("../storage/saved_conversations.js").Kind,
  *   graph: Package["manifest"]["graphs"][number], base: string, threads: number, sha256: (bytes: Uint8Array) => Uint8Array,
@@ -50,7 +51,7 @@ export async function devices() {
  *
  * @param {string} url @param {Options} [options] @returns {Promise<Loaded>}
  */
-export async function load(url, { device: wish = "auto", threads = 0, onProgress, signal, urls: places } = {}) {
+export async function load(url, { device: wish = "auto", threads = 0, context = null, onProgress, signal, urls: places } = {}) {
   const urls = checkedUrls(places, globalThis.location?.href);
   if (!Number.isInteger(threads) || threads < 0) throw new RangeError(`threads is ${threads}; expected 0 or more.`);
   const wished = candidates(await found(), wish);
@@ -58,6 +59,7 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
   const opened = await openPackage(url, { store: await Store.open({ sha256 }), onProgress, signal });
   const tokenizer = new TextCodec(library, opened.texts); // before the weights
   const decoder = new Decoder(opened.manifest);
+  if (context !== null) decoder.limitContext(context);
   const base = libraryUrl("onnxruntime", urls);
   const inVain = new AbortController();
   const ending = AbortSignal.any([inVain.signal, ...(signal ? [signal] : [])]);

@@ -48,7 +48,10 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  */
 
 /** @typedef {"python" | "javascript"} EngineName */
-/** @typedef {{url: string, engine: EngineName, device: string | string[], threads: number, urls: Urls, parse_special: boolean}} Load */
+/**
+ * @typedef {{url: string, engine: EngineName, device: string | string[], threads: number, context: number | null, urls: Urls,
+ *   parse_special: boolean}} Load context: null for all that the model holds
+ */
 
 /**
  * A loaded model. refused: devices that were passed over, with their reasons. takesImages: of the model and the engine.

@@ -10,6 +10,7 @@ import { StopStrings, TextStream } from "../sampling/text_stream.js";
  * @import { Session } from "../engine/session.js"
  * @import { Engine } from "../engine/engine.js"
  * @import { ImageFeatures } from "../images/features.js"
+ * @import { MakeBans } from "../sampling/bans.js"
  * @import { Constraint } from "../sampling/sampler.js"
  * @import { Sampling } from "../sampling/options.js"
  * @import { TextCodec } from "../tokenizer/tokenizer.js"
@@ -19,9 +20,11 @@ import { StopStrings, TextStream } from "../sampling/text_stream.js";
 /**
  * One generation to run. max_tokens: null = what is left of the context. top_count: of the most probable tokens to
  * report for each step. special: special tokens are part of the text. is_continuation: the text goes on from the prompt's.
+ * bans: what the model's defaults forbid.
  *
  * @typedef {{prompt: number[], sampling: Sampling, max_tokens: number | null, stop: string[], stop_tokens: Set<number>,
- *   top_count: number, special: boolean, is_continuation: boolean, constraint: Constraint | null}} Request
+ *   top_count: number, special: boolean, is_continuation: boolean, constraint: Constraint | null,
+ *   bans: MakeBans | null}} Request
  */
 
 const LARGE = 4096; // tokens; a sequence with room for more is not kept for a request that needs a quarter of it
@@ -162,11 +165,11 @@ export class Runner {
    * @param {CachedSequence} sequence
    * @param {Request} request
    */
-  #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, is_continuation, constraint }) {
+  #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, is_continuation, constraint, bans }) {
     const { chunk, images } = this.#engine;
     const held = sequence.keep(prompt, images);
     const text = prompt.filter((token) => token < this.#engine.vocabulary); // the rest stands for images
-    const sampler = new Sampler(sampling, text, { constraint });
+    const sampler = new Sampler(sampling, text, { constraint: bans ? bans(text, constraint) : constraint });
     const room = this.#engine.context - prompt.length;
     const wanted = max_tokens ?? room + 1;
     const generation = new Generation({

@@ -3,13 +3,17 @@
 import assert from "node:assert/strict";
 import test, { after } from "node:test";
 
-import { all, endWorkers, given, loaded, lose, settled } from "./api.mjs";
+import { all, endWorkers, given, loaded, lose, madeBridge, settled } from "./api.mjs";
 
 after(endWorkers);
 
 const SAID = [{ role: "user", content: "hello there" }];
 const REFUSED = { stop_tokens: [99999999], seed: 2 ** 53, tools: {}, documents: [5], variables: 3, response_format: "json" };
 const GREEDY = { temperature: 0, stop_tokens: [] };
+const ENGINES = /** @type {const} */ (given.urls.wheel ? ["javascript", "python"] : ["javascript"]);
+
+/** A bridge whose model has other texts, too. @param {Record<string, string>} texts */
+const withTexts = (texts) => madeBridge({ ...given.model, texts: { ...given.model.texts, ...texts } });
 
 test("completions have OpenAI's shapes", async () => {
   const { llm } = await loaded();
@@ -107,4 +111,82 @@ test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide i
   assert.equal((await python.llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
   script.llm.close();
   python.llm.close();
+});
+
+for (const engine of ENGINES) {
+  test(`a role that the chat template leaves out is refused: ${engine}`, async () => {
+    const written = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<{{ m.content | trim }}>{% endif %}{% endfor %}";
+    const { llm } = await loaded({ engine }, withTexts({ "chat_template.jinja": written }));
+    const message = "messages[1]['role'] is 'usr', a role that the chat template leaves out of the prompt; expected one of " +
+      "system, developer, user, assistant, tool.";
+    for (const content of ["list files", [{ type: "text", text: "list files" }]]) {
+      await assert.rejects(llm.generate([...SAID, { role: "usr", content }]), { name: "RangeError", message });
+    }
+    for (const shown of [{ role: "usr", content: " " }, { role: "usr" }, { role: "usr", content: " hello there\n" }, { role: "tool", content: "x" }]) {
+      assert.equal((await llm.generate([...SAID, shown], { ...GREEDY, max_tokens: 1 })).tokens.length, 1, JSON.stringify(shown));
+    }
+    const talk = llm.conversation();
+    await assert.rejects(all(talk.say({ role: "usr", content: "list files" })), { name: "RangeError" });
+    assert.equal(talk.messages.length, 0);
+    llm.close();
+    const named = await loaded({ engine }, withTexts({ "chat_template.jinja": `${written}{# usr #}` })); // it may write its text otherwise
+    assert.equal((await named.llm.generate([{ role: "usr", content: "list" }, ...SAID], { ...GREEDY, max_tokens: 1 })).tokens.length, 1);
+    named.llm.close();
+  });
+
+  test(`texts in parts are one text where the template writes no parts: ${engine}`, async () => {
+    const { llm } = await loaded({ engine });
+    const asked = (/** @type {unknown} */ content) => llm.generate([{ role: "user", content }], { ...GREEDY, max_tokens: 3 });
+    const [one, other] = [await asked("hello there"), await asked([{ type: "text", text: "hello " }, { type: "text", text: "there" }])];
+    assert.equal(other.statistics.prompt_tokens, one.statistics.prompt_tokens);
+    assert.equal(other.statistics.cached_tokens, one.statistics.prompt_tokens - 1); // it is the same prompt
+    for (const [part, found] of [[{ type: "audio" }, "'audio'"], [{ type: "text" }, "'text'"]]) {
+      const message = new RegExp(`^messages\\[0\\] has a part of the type ${found}; expected .*; there is no other\\.$`);
+      await assert.rejects(asked([{ type: "text", text: "a" }, part]), { name: "RangeError", message });
+    }
+    llm.close();
+    const written = "{% for m in messages %}{% for part in m.content %}{{ part.text }};{% endfor %}{% endfor %}";
+    const parted = await loaded({ engine }, withTexts({ "chat_template.jinja": written }));
+    const content = [{ type: "text", text: "ab" }, { type: "text", text: "cd" }];
+    const reply = await parted.llm.generate([{ role: "user", content }], { ...GREEDY, max_tokens: 1 });
+    assert.equal(reply.statistics.prompt_tokens, "ab;cd;".length);
+    parted.llm.close();
+  });
+
+  test(`a context bounds the prompt and its reply: ${engine}`, async () => {
+    const { llm, bridge } = await loaded({ engine, context: 24 });
+    assert.equal(llm.context, 24);
+    assert.equal(/** @type {any} */ (bridge.asked.at(-1)).context, 24);
+    const reply = await llm.generate([1, 2, 3, 4], { ...GREEDY, max_tokens: 99 });
+    assert.deepEqual([reply.tokens.length, reply.finish_reason], [20, "context"]);
+    const full = { name: "ContextFull", tokens: 30, limit: 24 };
+    await assert.rejects(llm.generate(new Array(30).fill(7)), full);
+    llm.close();
+  });
+}
+
+test("what a model bans does not come, and is not guessed: the same with both engines", async () => {
+  const words = { bad_words_ids: [[98], [101, 102]], suppress_tokens: [97, 256] };
+  const options = { temperature: 1, seed: 8, max_tokens: 60, stop_tokens: [] };
+  const tokens = async (/** @type {any} */ engine, /** @type {any} */ config, /** @type {any} */ prompt, /** @type {object} */ more) => {
+    const { llm, engine: opened } = await loaded({ engine }, withTexts({ "generation_config.json": JSON.stringify(config) }));
+    Object.assign(opened(), { captures: true, draws: "those before" });
+    const reply = await llm.generate(prompt, { ...options, ...more });
+    llm.close();
+    return { reply, draws: opened().draws };
+  };
+  const found = [];
+  for (const engine of ENGINES) {
+    const { reply, draws } = await tokens(engine, { no_repeat_ngram_size: 1, ...words }, "quickly", {});
+    assert.equal(draws, null);
+    assert.equal(new Set([...reply.tokens, ...new TextEncoder().encode("quickly")]).size, 67);
+    assert.ok(![97, 98, 256].some((token) => reply.tokens.includes(token)));
+    const response_format = { type: "json_schema", json_schema: { schema: { enum: ["red", "blue"] } } };
+    assert.equal((await tokens(engine, words, SAID, { response_format })).reply.text, '"red"'); // "blue" begins with token 98
+    found.push([reply.tokens, (await tokens(engine, { no_repeat_ngram_size: 2, ...words }, SAID, {})).reply.tokens]);
+    const free = await tokens(engine, {}, "quickly", {});
+    assert.notEqual(free.draws, null);
+    assert.ok(new Set(free.reply.tokens).size < 60);
+  }
+  assert.deepEqual(found.at(-1), found[0]);
 });

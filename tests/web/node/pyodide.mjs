@@ -37,8 +37,8 @@ export function formulaBridge({ vocabulary, context, texts }) {
       ];
     },
     /** @param {string} url @param {any} options */
-    async load(url, { device, threads, onProgress, signal, urls }) {
-      bridge.asked.push({ url, device, threads, urls });
+    async load(url, { device, threads, context: limit = null, onProgress, signal, urls }) {
+      bridge.asked.push({ url, device, threads, urls, context: limit });
       if (bridge.failure) throw bridge.failure;
       await onProgress?.({ file: "weights.safetensors", loaded: 5, total: 10, phase: "download" });
       if (bridge.hangs) {
@@ -49,7 +49,7 @@ export function formulaBridge({ vocabulary, context, texts }) {
         });
       }
       if (signal.aborted) throw new DOMException("aborted", "AbortError");
-      const engine = new FormulaEngine(vocabulary, context);
+      const engine = new FormulaEngine(vocabulary, limit ?? context);
       bridge.engines.push(engine);
       const refused = [{ name: "webgpu", backend: "", description: "", available: false, reason: "not here" }];
       return { texts: new Map(Object.entries(texts)), refused, engine, tokenizer: new ByteCodec(), device: engine.device };

@@ -71,16 +71,22 @@ test("devices are told", async () => {
 test("the choice of a device and addresses go to JavaScript; options of the desktop are refused", async () => {
   const said = await run(`
 told = []
-other = await embedllm.aload("u", device=["webgpu", "wasm"], threads=2, urls={"ort": "x"}, on_progress=told.append)
+other = await embedllm.aload("u", device=["webgpu", "wasm"], threads=2, context=24, urls={"ort": "x"}, on_progress=told.append)
+said = []
+for work in (embedllm.aload("u", exact=True), embedllm.web.aload("u", context=1), other.agenerate([7] * 30)):
+    try:
+        await work
+    except ValueError as error:
+        said.append(str(error))
+    except embedllm.ContextFull as error:
+        said.append(str(error))
 other.close()
-try:
-    await embedllm.aload("u", exact=True)
-except ValueError as error:
-    said = str(error)
 json.dumps([said, [(p.file, p.loaded, p.total, p.phase) for p in told]])`);
-  assert.match(said[0], /exact cannot be chosen in a browser/);
+  assert.match(said[0][0], /exact cannot be chosen in a browser/);
+  assert.match(said[0][1], /context is 1; expected a whole number of tokens from 2 on/);
+  assert.match(said[0][2], /has 30 tokens; 24 can be held .*, or load with a larger context\./);
   assert.deepEqual(said[1], [["weights.safetensors", 5, 10, "download"]]);
-  assert.deepEqual(bridge.asked.at(-1), { url: "u", device: ["webgpu", "wasm"], threads: 2, urls: { ort: "x" } });
+  assert.deepEqual(bridge.asked.at(-1), { url: "u", device: ["webgpu", "wasm"], threads: 2, urls: { ort: "x" }, context: 24 });
   assert.ok(bridge.engines.at(-1)?.closed);
 });
 

@@ -11,6 +11,7 @@ import { Random } from "../../../bindings_web/src/sampling/mersenne_twister.js";
 import { ArrayLogits } from "../../../bindings_web/src/sampling/array_logits.js";
 import { Sampler, truncated } from "../../../bindings_web/src/sampling/sampler.js";
 import { Sampling } from "../../../bindings_web/src/sampling/options.js";
+import { readDefaults } from "../../../bindings_web/src/package/generation_config.js";
 import { exponential, NEGLIGIBLE } from "../../../bindings_web/src/sampling/softmax.js";
 import { makeRow } from "./rule_vectors.mjs";
 
@@ -230,6 +231,33 @@ for (const { options, shape, size, prompt, tokens, logprobs, kept } of golden.sa
     assert.deepEqual(counts, kept);
   });
 }
+
+for (const { config, seed, size, prompt, tokens } of golden.bans) {
+  test(`what a model bans does not come, as in Python: ${JSON.stringify(config)}`, async () => {
+    const { sampling, bans } = await readDefaults(new Map([["generation_config.json", JSON.stringify(config)]]));
+    const sampler = new Sampler(new Sampling({ ...sampling, seed }), prompt, { constraint: bans?.(prompt, null) });
+    assert.equal(sampler.draws, null); // no device can guess them
+    const picked = Array.from(tokens, (_, step) => {
+      const { token } = sampler.pick(new ArrayLogits(makeRow("normal", size, step % 3)));
+      sampler.note(token);
+      return token;
+    });
+    assert.deepEqual(picked, tokens);
+    assert.equal(sampler.isDone, false);
+  });
+}
+
+test("what a model bans is left out of what a format allows", async () => {
+  const { bans } = await readDefaults(new Map([["generation_config.json", '{"bad_words_ids": [[2]]}']]));
+  /** @type {number[]} */
+  const noted = [];
+  const inner = { isDone: true, isStopAllowed: false, mask: (/** @type {ArrayLogits} */ row) => row.masked(Int32Array.of(0b0110)),
+    note: (/** @type {number} */ token) => void noted.push(token) };
+  const sampler = new Sampler(new Sampling({ temperature: 0 }), [], { constraint: /** @type {any} */ (bans)([], inner) });
+  assert.equal(sampler.pick(new ArrayLogits(Float32Array.of(9, 1, 2, 3))).token, 1);
+  sampler.note(1);
+  assert.deepEqual([noted, sampler.isDone], [[1], true]);
+});
 
 test("a token outside the vocabulary is named", () => {
   const sampler = new Sampler(new Sampling({ logit_bias: { 300: 1 } }));
