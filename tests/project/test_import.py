@@ -71,7 +71,8 @@ HOMES = {
     "prometheus_client": ("embedllm.server.metrics",),
     "psutil": ("embedllm.files.", "embedllm.integrations.mcp.stdio", "embedllm.profiling.bench."),
     "PyInstaller": ("embedllm.integrations.pyinstaller.",),  # runs the hook; no dependency
-    "pydantic": ("embedllm.integrations.",),  # a dependency of their libraries
+    # a dependency of their libraries; and who gives a class of its has it
+    "pydantic": ("embedllm.integrations.", "embedllm.sampling.structured.response_format"),
     "pyodide": ("embedllm.backends.browser.",),
     "referencing": ("embedllm.tools.arguments",),
     "rich": ("embedllm.cli.",),

@@ -43,13 +43,13 @@ def kinds(schema: object, root: Mapping[str, JSON], depth: int = 0) -> frozenset
     names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
     known = {"number" if name == "integer" else name for name in names} & _ALL
     if known:
-        found &= known | ({"null"} if schema.get("nullable") is True else set())
+        found &= known
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
             found &= frozenset().union(*(kinds(one, root, depth + 1) for one in cast("list[JSON]", schema[keyword])))
     for one in cast("list[JSON]", schema.get("allOf") or []):
         found &= kinds(one, root, depth + 1)
-    return found
+    return found | ({"null"} if schema.get("nullable") is True else set())
 
 
 def referred(reference: str, root: Mapping[str, JSON]) -> JSON:
