@@ -126,14 +126,10 @@ class Settings:
 
 def _load_options(values: dict[str, object]) -> LoadOptions:
     """Takes the options of loading out of what click hands over."""
-    from embedllm.backends.devices import selection
-
     given = {name: values.pop(name) for name in _OF_LOADING}
-    adapter, device = values.pop("adapter"), given["device"]
+    adapter = values.pop("adapter")
     if isinstance(adapter, Path):
         given["adapters"] = {adapter.resolve().name: adapter}  # where the path is "." or "..", too
-    if isinstance(device, str) and len(names := selection.names_in(device)) > 1:
-        given["device"] = names
     return LoadOptions(**given)  # type: ignore[arg-type]  # the options have the fields' own types
 
 

@@ -155,6 +155,20 @@ def test_a_target_with_a_comma_is_one_device_of_the_environment(
     assert [name for name, *_ in caught.value.tried] == ["openvino:NPU:GPU,CPU"]
 
 
+def test_names_with_commas_are_tried_in_order(
+    breaks: Callable[..., None], tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks("openvino")
+    with embedllm.load(tiny_package(), device="openvino,cpu") as model:
+        assert model.device.name == "cpu"
+    monkeypatch.setenv("EMBEDLLM_DEVICE", " openvino , CPU,")
+    with embedllm.load(tiny_package()) as model:
+        assert model.device.name == "cpu"
+    monkeypatch.setenv("EMBEDLLM_DEVICE", ",")
+    with pytest.raises(DeviceUnavailable, match="openvino"):
+        embedllm.load(tiny_package(), device="openvino,")
+
+
 @pytest.fixture
 def picky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The CPU, said to run the float16 graph best, which it refuses when it opens; and the graphs that it was given."""
