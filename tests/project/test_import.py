@@ -67,7 +67,7 @@ HOMES = {
     "opentelemetry": ("embedllm.server.tracing",),
     "openvino": ("embedllm.backends.openvino.runtime", "embedllm.export.openvino.tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino.tokenizer",),
-    "platformdirs": ("embedllm.backends.", "embedllm.cli.", "embedllm.hub.", "embedllm.loading."),
+    "platformdirs": ("embedllm.cli.", "embedllm.files.user_cache"),
     "prometheus_client": ("embedllm.server.metrics",),
     "psutil": ("embedllm.files.", "embedllm.integrations.mcp.stdio", "embedllm.profiling.bench."),
     "PyInstaller": ("embedllm.integrations.pyinstaller.",),  # runs the hook; no dependency
