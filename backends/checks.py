@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def cannot_run(device: Device, reason: str, remedy: str) -> DeviceUnavailable:
-    """The error of a device that does not suit a model."""
-    return DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
+    """The error of a device that does not suit a model. remedy: what helps; empty where nothing does."""
+    said = f"{reason}; {remedy}" if remedy else reason
+    return DeviceUnavailable(f"'{device.name}' cannot run this model: {said}.", [(device.name, reason, remedy)])
 
 
 def check_tokens(

@@ -44,6 +44,9 @@ go to stderr.
 | `EMBEDLLM_HOST_TUNING` | allowed [side effects on the process](guide-embed.md#host); default `pages` |
 | `EMBEDLLM_DEBUG` | `1` shows the traceback of an error, as `--debug` does |
 | `NO_COLOR` | no colours |
+
+Switches are on by `on`, `1`, `true` or `yes` and off by `off`, `0`, `false` or `no`, in capitals too; another
+value counts as not set, with a warning.
 """
 
 

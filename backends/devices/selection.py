@@ -76,7 +76,7 @@ class DeviceSearch:
     def __init__(
         self, lookup: DeviceLookup, wish: str | Sequence[str], *, fastest: str = "", platform: str = sys.platform
     ) -> None:
-        """wish: a device's name, "auto", or a list of such that are tried in order. ValueError for an empty one.
+        """wish: a device's name, "auto", or a list of such that are tried in order; see plain(). ValueError for none.
 
         fastest: what "auto" tries before its ranking, as it was measured to be. platform: as sys.platform says it.
         """
@@ -145,16 +145,16 @@ def choose(devices: Sequence[Device], wish: str | Sequence[str], *, platform: st
 def plain(wish: str | Sequence[str]) -> str | list[str]:
     """A wish as devices are named: without blanks around the names, in small letters up to a colon.
 
-    Raises ValueError for what is no name or list of names.
+    A text with commas between names is a list of them. Raises ValueError for what is no name or list of names.
     """
-    names = [wish] if isinstance(wish, str) else list(wish)
-    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+    texts = [wish] if isinstance(wish, str) else list(wish)
+    if not texts or not all(isinstance(text, str) and names_in(text) for text in texts):
         raise ValueError(f"device is {wish!r}; expected a name such as 'cpu', 'auto', or a list of names.")
     cleaned = []
-    for name in names:
-        start, colon, rest = name.strip().partition(":")
+    for name in (name for text in texts for name in names_in(text)):
+        start, colon, rest = name.partition(":")
         cleaned.append(start.lower() + colon + rest)
-    return cleaned[0] if isinstance(wish, str) else cleaned
+    return cleaned[0] if isinstance(wish, str) and len(cleaned) == 1 else cleaned
 
 
 def names_in(text: str) -> list[str]:

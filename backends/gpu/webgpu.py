@@ -46,6 +46,7 @@ from embedllm.backends.ort.runtime import (
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.files.switches import switch
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import GPU_FLOAT32
@@ -108,7 +109,7 @@ class WebGpuEngine:
         self.chunk = chunk()
         self.lock = LOCK
         self.graph_ids = itertools.count(1)
-        self.captures = os.environ.get(CAPTURE) != "0" if capture is None else capture
+        self.captures = switch(CAPTURE, "greedy") != "off" if capture is None else capture
         self.guesser: Guesser | None = None
         self.pace: Pace | None = None
         self._spare: list[Buffers] = []
@@ -261,7 +262,7 @@ class WebGpuEngine:
 
     def _start_guesser(self) -> Guesser | None:
         """What lets sampled steps run ahead; None, where that does not work."""
-        if os.environ.get(CAPTURE) == "greedy":
+        if switch(CAPTURE, "greedy") == "greedy":
             return None
         session = None
         try:
@@ -378,7 +379,7 @@ def _listed(index: int, device: plugins.ProviderDevice, adapters: list[vulkan.Ad
         is_software, description, memory = adapters[0].is_software, adapters[0].name, adapters[0].memory
     if is_software and not lack:
         description = f"{description}, software"
-        if os.environ.get(ALLOW_SOFTWARE) != "1":
+        if switch(ALLOW_SOFTWARE) != "on":
             lack = "only a software driver is there, slower than the CPU itself"
             needed = {ALLOW_SOFTWARE: "1", **plugins.WEBGPU.environment}  # without the second it lists no such adapter
             remedy = f"{_DRIVER}; for tests, set {' and '.join(f'{name}={value}' for name, value in needed.items())}"

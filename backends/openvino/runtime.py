@@ -13,6 +13,7 @@ from embedllm.backends.base import Device
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import DeviceError
 from embedllm.files.no_telemetry import without_telemetry
+from embedllm.files.user_cache import user_cache
 
 with without_telemetry():
     import openvino as ov
@@ -64,12 +65,7 @@ def as_device_error(what: str) -> Iterator[None]:
 
 def cache_folder(options: OpenVINOOptions, target: str, driver: str) -> Path:
     """Where compiled models of this device, driver and version are kept."""
-    if options.cache is not None:
-        folder = Path(options.cache)
-    else:
-        from platformdirs import user_cache_path
-
-        folder = user_cache_path("embedllm", appauthor=False)
+    folder = user_cache() if options.cache is None else Path(options.cache)
     plain = re.sub(r"[^\w.-]+", "_", f"openvino-{version()}-{target}-{driver}".rstrip("-"))
     return folder / plain
 

@@ -19,6 +19,7 @@ from embedllm.backends.probe.probe import Outcome
 from embedllm.backends.system import hardware
 from embedllm.backends.system.ort_builds import builds
 from embedllm.files.atomic import write_json
+from embedllm.files.user_cache import user_cache
 from embedllm.files.version import __version__
 
 # for so long a probe that hung is not run again: it would cost each start of an application the whole time limit
@@ -88,8 +89,6 @@ def _key(device: Device) -> dict[str, str]:
 
 
 def _path(device: Device, key: dict[str, str]) -> Path:
-    from platformdirs import user_cache_path
-
     digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     family = device.name.partition(":")[0]
-    return user_cache_path("embedllm", appauthor=False) / "probes" / f"{family}-{digest}.json"
+    return user_cache("probes", f"{family}-{digest}.json")

@@ -26,6 +26,7 @@ from embedllm.backends.devices.drivers import capabilities
 from embedllm.backends.probe import cache as probe_memory
 from embedllm.backends.probe import probe
 from embedllm.backends.probe.probe import Outcome, failed
+from embedllm.files.switches import switch
 
 SWITCH, LIMIT = "EMBEDLLM_PROBE", "EMBEDLLM_PROBE_TIMEOUT"  # environment variables
 _LIMIT_S = 120.0  # the first compilation of shaders was seen to take 100 s: docs/devices.md#probes
@@ -166,7 +167,7 @@ def limit() -> float:
 
 def _can_probe(device: Device) -> bool:
     """Whether a device needs a probe, and there is one to run."""
-    if not registry.is_probed(device) or os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no"):
+    if not registry.is_probed(device) or switch(SWITCH) == "off":
         return False
     if missing := [path for path in (probe.FOLDER / "embedllm.json", probe.ANSWERS) if not path.is_file()]:
         # an application that was packed without this library's data files

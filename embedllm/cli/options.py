@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from embedllm.backends.options import OpenVINOOptions
 from embedllm.cli.progress import fetching, waiting
 from embedllm.cli.structured_options import format_options, response_format
 from embedllm.cli.text_writer import can_style, has_colours
+from embedllm.files.switches import switch
 from embedllm.generation.options import ReplyOptions, Speculate
 from embedllm.loading.load import open_model
 from embedllm.loading.options import LoadOptions
@@ -126,14 +126,10 @@ class Settings:
 
 def _load_options(values: dict[str, object]) -> LoadOptions:
     """Takes the options of loading out of what click hands over."""
-    from embedllm.backends.devices import selection
-
     options = {name: values.pop(name) for name in _OF_LOADING}
-    adapter, device = values.pop("adapter"), options["device"]
+    adapter = values.pop("adapter")
     if isinstance(adapter, Path):
         options["adapters"] = {adapter.resolve().name: adapter}  # where the path is "." or "..", too
-    if isinstance(device, str) and len(names := selection.names_in(device)) > 1:
-        options["device"] = names
     return LoadOptions(**options)  # type: ignore[arg-type]  # the options have the fields' own types
 
 
@@ -171,7 +167,7 @@ def common_options(command: C) -> C:
 
 
 def wants_traceback(ctx: click.Context) -> bool:
-    return bool(ctx.meta.get(_DEBUG)) or os.environ.get("EMBEDLLM_DEBUG", "") not in ("", "0")
+    return bool(ctx.meta.get(_DEBUG)) or switch("EMBEDLLM_DEBUG") == "on"
 
 
 def reply_options(command: Callable[..., object]) -> Callable[..., object]:

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from embedllm.files.user_cache import user_cache
+
 
 class PendingChecks:
     """Of one commit of a repository: a note on disk for each download that is going on, or was when a process ended."""
 
     def __init__(self, repository: str, commit: str) -> None:
-        from platformdirs import user_cache_path
-
-        self._folder = user_cache_path("embedllm", appauthor=False) / "unchecked"
+        self._folder = user_cache("unchecked")
         self._digest = hashlib.sha256(f"{repository} {commit}".encode()).hexdigest()[:16]
         self._notes: dict[Path, frozenset[str]] = {}
         for path in self._folder.glob(f"{self._digest}-*.json"):

@@ -10,6 +10,7 @@ from embedllm.backends.base import Device, Engine, Unsupported
 from embedllm.backends.checks import cannot_run
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.generation.engine_loop import EngineLoop
+from embedllm.loading.out_of_memory import memory_ran_out, ran_out
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def open_first(
         memory, short = _memory_on(suited, device, options, adapters)
         if short is not None:
             if search.is_explicit:
-                raise cannot_run(device, "; ".join(short), short[1])
+                raise cannot_run(device, *short)
             search.refuse(device, *short)
             continue
         notes = [*probes.notes, *(f"by the graph '{variant}', for its memory" for variant in memory.variants)]
@@ -64,12 +65,13 @@ def open_first(
             variants = {**probes.variants, device.name: memory.variants} if memory.variants else probes.variants
             engine = _open(suited, device, options, runtime(device), adapters, variants, hidden_graph)
             return engine, memory, suited
-        except DeviceError as error:
-            failure = _unavailable(device, error)
+        except (DeviceError, MemoryError, OSError) as error:
+            failure = _unavailable(suited, device, memory, error)
             if search.is_explicit:
                 raise failure from error  # what was asked for alone never falls back to another
-            _log.info("'%s' could not be opened: %s", device.name, error)
-            search.refuse(device, str(error))
+            _log.info("'%s' could not be opened: %s", device.name, failure)
+            _, reason, remedy = failure.tried[0] if len(failure.tried) == 1 else (device.name, str(failure), "")
+            search.refuse(device, reason, remedy)
             failures.append(failure)
     if len(failures) == 1 and search.names == [AUTO]:
         raise failures[0]  # what other machines may have cannot be acted upon
@@ -140,10 +142,12 @@ class ProbeResults:
         return None
 
 
-def _unavailable(device: Device, error: DeviceError) -> DeviceUnavailable:
-    """An error of opening a device, as one that tells what was tried."""
-    return (
-        error
-        if isinstance(error, DeviceUnavailable)
-        else DeviceUnavailable(str(error), [(device.name, str(error), "")])
-    )
+def _unavailable(package: Package, device: Device, memory: MemoryEstimate, error: Exception) -> DeviceUnavailable:
+    """An error of opening a device, as one that tells what was tried. Raises it where it says nothing of the device."""
+    if ran_out(error):
+        return cannot_run(device, *memory_ran_out(package, memory, error))
+    if isinstance(error, DeviceUnavailable):
+        return error
+    if not isinstance(error, DeviceError):
+        raise error
+    return DeviceUnavailable(str(error), [(device.name, str(error), "")])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from embedllm.errors import EmbedError, PackageError
 from embedllm.files.atomic import write_json
+from embedllm.files.user_cache import user_cache
 from embedllm.package.package import MANIFEST, open_package, read_package
 
 _MADE = "4"  # raised when exports come out differently: those of before are made again
@@ -34,9 +35,7 @@ class CachedExport:
 
 
 def exports_folder() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("embedllm", appauthor=False) / "exports"
+    return user_cache("exports")
 
 
 def find_export(name: str, key: Mapping[str, str]) -> Path | None:

@@ -69,10 +69,10 @@ def load(
     checkpoint, a folder with config.json and safetensors, which are exported into the user's cache the first time
     (docs/guide-gguf.md, docs/guide-export.md#without-a-command); or a model of the Hugging Face hub, as text:
     "org/name", or "org/name:int4" for one of several there (docs/guide-hub.md).
-    device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
-    variable EMBEDLLM_DEVICE (names with commas between them), or else "auto", the best one. A device that was asked for
-    alone never falls back to another; of "auto" and of a list the first that is there, suits the package, computes
-    rightly (docs/devices.md#probes), has the memory and opens is taken.
+    device: a name from `devices()`, "auto", or a list of names that are tried in order, also as one text with commas
+    between them; None takes the environment variable EMBEDLLM_DEVICE, or else "auto", the best one. A device that was
+    asked for alone never falls back to another; of "auto" and of a list the first that is there, suits the package,
+    computes rightly (docs/devices.md#probes), has the memory and opens is taken.
     threads: for the CPU; 0: number of physical cores.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     kv: "int8" or "int4" quantizes the KV cache to 1/4 or 1/8 of float32; None keeps floats.

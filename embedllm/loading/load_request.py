@@ -56,10 +56,9 @@ def _requested_device(package: Package, options: LoadOptions) -> str | Sequence[
     """The device or devices that were asked for, here or in the environment; of "auto" those that suit the folder."""
     from embedllm.backends.devices import selection
 
-    if options.device is not None:
-        requested = options.device
-    else:
-        requested = selection.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or selection.AUTO
-    if requested == selection.AUTO and package.external is not None:
+    requested = options.device
+    if requested is None:
+        requested = os.environ.get("EMBEDLLM_DEVICE", "").strip(" ,") or selection.AUTO
+    if selection.plain(requested) == selection.AUTO and package.external is not None:
         return package.external.devices
     return requested

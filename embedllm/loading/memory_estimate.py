@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from embedllm.backends.driver import Capabilities, MemoryFootprint
 from embedllm.backends.needed_memory import MemoryEstimate
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
+from embedllm.files.switches import switch
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.layer import Layer
@@ -104,7 +104,7 @@ def shortfall(
 
     estimate: what estimate_memory() gave of the same, for a caller that has it already.
     """
-    if os.environ.get(SWITCH) == "off":
+    if switch(SWITCH) == "off":
         return None
     if estimate is not None and estimate.largest_context != 0:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.files.atomic import write_json
+from embedllm.files.switches import switch
+from embedllm.files.user_cache import user_cache
 from embedllm.loading.tuning_results import Measured, Tuning
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Recalled:
 
 def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> Recalled:
     """What was measured for such loads, when nothing that it depends on changed since."""
-    if os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no"):
+    if switch(SWITCH) == "off":
         return Recalled(None, f"{SWITCH}=off")
     path = _path(package, exact=exact, kv=kv)
     again = f"measure again with: embedllm tune {package.folder}"
@@ -172,9 +173,7 @@ def _weights(package: Package) -> str:
 
 
 def _folder() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("embedllm", appauthor=False) / "tuned"
+    return user_cache("tuned")
 
 
 def _path(package: Package, *, exact: bool, kv: str | None) -> Path:

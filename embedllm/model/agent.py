@@ -21,7 +21,7 @@ from embedllm.model.tool_reply import (
 )
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool, tool_schemas
-from embedllm.text.function_schema import FunctionTool
+from embedllm.text.function_schema import FunctionTool, typed_arguments
 from embedllm.tools.calls import ToolCall, tool_parameters
 from embedllm.tools.tool_choice import choice_name
 
@@ -68,12 +68,7 @@ def run_tools(
     decisions that do not fit the calls; then nothing has run.
     """
     question, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
-    tool_functions, awaited = _functions(question.tools, functions)
-    if awaited:
-        raise ValueError(f"the tool '{awaited[0]}' has to be awaited; use arun_tools.")
-    runners = {
-        name: tool.run if isinstance(tool, FunctionTool) else _by_name(tool) for name, tool in tool_functions.items()
-    }
+    runners = _runners(question.tools, functions, awaits=False)
 
     def reply(history: Sequence[Message], choice: str) -> Completion:
         now: ReplyOptions = {**options, "tool_choice": choice}
@@ -140,11 +135,7 @@ async def arun_tools(
         async with aclosing(chunks):
             return collect([tell(chunk) async for chunk in chunks])
 
-    tool_functions, _ = _functions(question.tools, functions)
-    runners = {
-        name: tool.arun or tool.run if isinstance(tool, FunctionTool) else _by_name(tool)
-        for name, tool in tool_functions.items()
-    }
+    runners = _runners(question.tools, functions, awaits=True)
     choice = choice_name(options.get("tool_choice", "auto"))
     loop = Loop(question, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
                  needs_approval=needs_approval, cancel=given_or_own(cancel))  # fmt: skip
@@ -181,20 +172,29 @@ def _telling(on_chunk: Callable[[Chunk], object] | None) -> Callable[[Chunk], Ch
     return tell
 
 
-def _functions(
-    tools: Sequence[Tool], functions: Mapping[str, Callable[..., object]] | None
-) -> tuple[dict[str, Callable[..., object] | FunctionTool], list[str]]:
-    """What runs each tool, and the names of those that have to be awaited."""
-    functions_by_name: dict[str, Callable[..., object] | FunctionTool] = dict(functions or {})
+def _runners(
+    tools: Sequence[Tool], functions: Mapping[str, Callable[..., object]] | None, *, awaits: bool
+) -> dict[str, Run]:
+    """What runs each tool. A function whose type hints its schema is made of gets arguments of these types."""
+    runners: dict[str, Run] = {}
     for name, tool in zip(tool_parameters(tool_schemas(tools)), tools, strict=True):
-        if not isinstance(tool, Mapping):
-            functions_by_name[name] = tool
-        elif name not in functions_by_name:
+        if isinstance(tool, FunctionTool):
+            called, runners[name] = tool.run, (awaits and tool.arun) or tool.run
+        elif not isinstance(tool, Mapping):
+            called, runners[name] = tool, _by_hints(tool)
+        elif functions and name in functions:
+            called, runners[name] = functions[name], _by_name(functions[name])
+        else:
             raise ValueError(
                 f"the tool '{name}' is a schema without a function; give it by functions={{'{name}': ...}}."
             )
-    runs = {name: tool.run if isinstance(tool, FunctionTool) else tool for name, tool in functions_by_name.items()}
-    return functions_by_name, [name for name, run in runs.items() if inspect.iscoroutinefunction(run)]
+        if not awaits and inspect.iscoroutinefunction(called):
+            raise ValueError(f"the tool '{name}' has to be awaited; use arun_tools.")
+    return runners
+
+
+def _by_hints(function: Callable[..., object]) -> Run:
+    return lambda arguments, cancel: function(**typed_arguments(function, arguments))
 
 
 def _by_name(function: Callable[..., object]) -> Run:

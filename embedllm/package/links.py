@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from embedllm.files.switches import switch
+
 SWITCH = "EMBEDLLM_FOLLOW_LINKS"  # environment variable: "1" follows links wherever they lead
 _TEXTS = (".json", ".jinja", ".txt", ".xml", ".model")  # ends of files that are read whether or not they are listed
 _FOLDERS = ("", "additional_chat_templates")
@@ -21,7 +23,7 @@ def link_fault(folder: Path, names: Iterable[str] = ()) -> str:
     Looked at are the given files and the folder's own texts. A link may lead to any place in the folder, and in a
     snapshot of the hub's cache into the blobs of the same repository. The folder itself may be reached by a link.
     """
-    if os.environ.get(SWITCH) == "1":
+    if switch(SWITCH) == "on":
         return ""
     root = Path(os.path.realpath(folder))
     allowed = [root, *_blobs(root)]

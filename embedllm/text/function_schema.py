@@ -5,25 +5,19 @@ The schema is the one that transformers 5.23 makes (get_json_schema), since that
 
 from __future__ import annotations
 
-import enum
 import inspect
 import json
 import re
-import types
-import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.cancel import Cancel
+from embedllm.text.type_schema import Schema, TypeSchemas, from_json, type_hints
 from embedllm.types import JSON
 
-_SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
-_PLAIN = {**_SCALARS, list: "array", tuple: "array", dict: "object"}
 _HEADING = re.compile(r"[ \t]*(Args|Returns|Raises):[ \t]*")
 _ARGUMENT = re.compile(r"([ \t]*)(\w+):[ \t]*(.*)")
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
-
-Schema: typing.TypeAlias = dict[str, JSON]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +44,7 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     if not docstring:
         raise ValueError(f"the tool '{name}' has no docstring. Say what it does, and describe its arguments.")
     description, arguments, returns = _sections(docstring)
-    hints = _hints(function, name)
+    hints, types = type_hints(function, f"the tool '{name}'"), TypeSchemas(as_transformers=True)
     properties: dict[str, Schema] = {}
     required: list[JSON] = []
     for parameter in _parameters(function):
@@ -59,28 +53,34 @@ def tool_schema(function: Callable[..., object]) -> Schema:
             raise ValueError(f"{where}: there is no type hint.")
         if parameter.name not in arguments:
             raise ValueError(f"{where}: the docstring does not describe it under 'Args:'.")
-        schema = _hint_schema(hints[parameter.name], where)
+        schema = types.read(hints[parameter.name], where)
         properties[parameter.name] = _described(schema, arguments[parameter.name], where)
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
     parameters: Schema = {"type": "object", "properties": properties}
     if required:
         parameters["required"] = required
+    if types.definitions:
+        parameters["$defs"] = types.definitions
     result: Schema = {"name": name, "description": description, "parameters": parameters}
     if "return" in hints:
         result |= _return_entry(hints["return"], returns)
     return {"type": "function", "function": result}
 
 
-def _hints(function: Callable[..., object], name: str) -> dict[str, object]:
-    """The type hints, those written as text resolved."""
-    try:
-        return typing.get_type_hints(function)
-    except Exception as error:  # a hint is an expression, which can raise anything that Python does
-        raise ValueError(
-            f"the tool '{name}' has a type hint that cannot be resolved ({type(error).__name__}: {error}). Import what "
-            "it names where the function is defined, not under TYPE_CHECKING only."
-        ) from error
+def typed_arguments(function: Callable[..., object], arguments: Mapping[str, JSON]) -> dict[str, object]:
+    """The arguments of a call as a function's type hints have them: members of an Enum, dataclasses, tuples.
+
+    Raises ValueError for one that is no value of its type.
+    """
+    hints = type_hints(function, f"the function '{getattr(function, '__name__', 'operation')}'")
+    typed: dict[str, object] = {}
+    for name, value in arguments.items():
+        try:
+            typed[name] = from_json(value, hints[name])
+        except ValueError as error:
+            raise ValueError(f"the argument '{name}': {error}") from error
+    return typed
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
@@ -137,56 +137,11 @@ def _described(schema: Schema, description: str, where: str) -> Schema:
 
 def _return_entry(hint: object, description: str | None) -> Schema:
     """What the schema says of the returned value; nothing when its type cannot be said, a model never writes it."""
+    types = TypeSchemas(as_transformers=True)
     try:
-        schema = _hint_schema(hint, "the returned value")
+        schema = types.read(hint, "the returned value")
     except ValueError:
         return {}
-    return {"return": schema if description is None else {**schema, "description": description}}
-
-
-def _hint_schema(hint: object, where: str) -> Schema:
-    """The JSON schema of a type hint."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is typing.Any:
+    if types.definitions:  # which have no place here
         return {}
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return _enum_schema([member.value for member in hint], where)
-    if isinstance(hint, type) and hint in _PLAIN:
-        return {"type": _PLAIN[hint]}
-    if origin is typing.Literal:
-        return _enum_schema(list(args), where)
-    if origin is typing.Union or origin is types.UnionType:
-        return _union_schema(args, where)
-    if not args and origin in _PLAIN:  # typing.List without what it holds
-        return {"type": _PLAIN[origin]}
-    if origin is list:
-        return {"type": "array", "items": _hint_schema(args[0], where)}
-    if origin is tuple and len(args) > 1 and ... not in args:
-        return {"type": "array", "prefixItems": [_hint_schema(arg, where) for arg in args]}
-    if origin is dict and len(args) == 2:
-        return {"type": "object", "additionalProperties": _hint_schema(args[1], where)}
-    raise ValueError(
-        f"{where}: {hint!r} has no JSON schema here. Use int, float, str, bool, an Enum, Literal, list, dict, a tuple "
-        "of two or more, or unions of these; or write the schema by hand and pass it as a dict."
-    )
-
-
-def _enum_schema(values: Sequence[object], where: str) -> Schema:
-    if not values or any(type(value) not in _SCALARS for value in values):
-        raise ValueError(f"{where}: its values {values!r} must be int, float, str, bool or None, and at least one.")
-    kinds = list(dict.fromkeys(_SCALARS[type(value)] for value in values))
-    return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}  # pyright: ignore[reportReturnType] # scalars, checked above
-
-
-def _union_schema(args: Sequence[object], where: str) -> Schema:
-    """Plain types side by side become a list of names, others "anyOf"; None becomes "nullable"."""
-    members = [_hint_schema(arg, where) for arg in args if arg is not type(None)]
-    schema: Schema
-    if len(members) == 1:
-        schema = members[0]
-    elif all(member.keys() == {"type"} and isinstance(member["type"], str) for member in members):
-        names = sorted({str(member["type"]) for member in members})
-        schema = {"type": names[0] if len(names) == 1 else names}
-    else:
-        schema = {"anyOf": members}
-    return {**schema, "nullable": True} if type(None) in args else schema
+    return {"return": schema if description is None else {**schema, "description": description}}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from embedllm.sampling.structured.json_schema import followed
+from embedllm.sampling.structured.json_schema import closed, followed
 from embedllm.sampling.structured.response_format import Source
 from embedllm.tools.formats import ToolFormat, mark_texts, parts
 from embedllm.tools.notations.value_grammar import ValueGrammar
@@ -124,20 +124,3 @@ def _after(text: str, prompt: str) -> str:
     ends = (prompt, prompt.rstrip())
     done = next((n for n in range(len(text), 0, -1) if any(end.endswith(text[:n]) for end in ends)), 0)
     return text[done:] if text[:done].strip() else text.lstrip("\n")
-
-
-def closed(schema: JSON) -> JSON:
-    """A schema without members that its objects do not name, where it says nothing of them; so no name comes twice."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed_schema: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
-            closed_schema[key] = {name: closed(part) for name, part in value.items()}
-        elif key in ("items", "anyOf", "oneOf", "prefixItems", "additionalProperties"):
-            closed_schema[key] = closed(value)
-        elif value is not None:
-            closed_schema[key] = value
-    return {"additionalProperties": False, **closed_schema} if "properties" in closed_schema else closed_schema

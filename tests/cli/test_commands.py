@@ -309,7 +309,7 @@ def test_debug_shows_the_traceback(arguments: list[str]) -> None:
 
 
 def test_the_environment_can_ask_for_the_traceback() -> None:
-    for value, shown in (("1", True), ("0", False), ("", False)):
+    for value, shown in (("1", True), ("on", True), ("0", False), ("OFF", False), ("", False)):
         result = embed("run", "--model", "/nowhere", "hello", env={"EMBEDLLM_DEBUG": value})
         assert ("Traceback" in result.stderr) is shown
 

@@ -199,7 +199,7 @@ def test_a_load_that_cannot_fit_is_refused_with_the_numbers(monkeypatch: pytest.
         embedllm.load("demo", device="cpu")
     assert "50 MiB are free" in str(caught.value)
     assert "EMBEDLLM_FIT=off" in str(caught.value)
-    monkeypatch.setenv("EMBEDLLM_FIT", "off")
+    monkeypatch.setenv("EMBEDLLM_FIT", "OFF ")
     with embedllm.load("demo", device="cpu") as model:
         assert model.memory is not None
         assert model.memory.fits is False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -231,6 +233,63 @@ def test_schemas_have_their_functions_given() -> None:
     assert said(run_tools(model, ASK, [schema], functions={"add": lambda a, b=10: a + b})) == ["11"]
     with pytest.raises(ValueError, match="without a function"):
         run_tools(model, ASK, [schema])
+
+
+class Unit(enum.Enum):
+    CELSIUS = "c"
+    KELVIN = "k"
+
+
+@dataclass
+class Place:
+    name: str
+    unit: Unit = Unit.CELSIUS
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a place needs a name")
+
+
+def test_a_function_gets_arguments_of_its_type_hints_and_may_return_them() -> None:
+    def look(places: list[Place], unit: Unit) -> dict[str, Place | Unit]:
+        """Look.
+
+        Args:
+            places: where
+            unit: of what is found
+        """
+        return {place.name: Place(place.name, unit) if place.unit is Unit.CELSIUS else unit for place in places}
+
+    def best(unit: Unit) -> Unit:
+        """The best.
+
+        Args:
+            unit: one
+        """
+        return unit
+
+    calls = (
+        call("look", '{"places": [{"name": "a"}, {"name": "b", "unit": "k"}], "unit": "k"}')
+        + call("best", '{"unit": "c"}')
+        + call("look", '{"places": [{"name": ""}], "unit": "k"}')
+        + call("look", '{"places": [{"name": "a", "size": 1}], "unit": "k"}')
+    )
+    model, _ = scripted(calls, "Done.")
+    assert said(run_tools(model, ASK, [look, best])) == [
+        '{"a": {"name": "a", "unit": "k"}, "b": "k"}',
+        "c",
+        "error: ValueError: the argument 'places': a place needs a name",
+        "error: there is no argument 'places[0].size'; expected name, unit.",
+    ]
+
+
+def test_a_function_with_a_schema_by_hand_gets_json() -> None:
+    def best(unit: Unit) -> str:
+        return f"{unit!r}"
+
+    schema = {"type": "function", "function": {"name": "best", "parameters": {"properties": {"unit": {}}}}}
+    model, _ = scripted(call("best", '{"unit": "c"}'), "Done.")
+    assert said(run_tools(model, ASK, [schema], functions={"best": best})) == ["'c'"]
 
 
 def test_tools_may_be_coroutines() -> None:

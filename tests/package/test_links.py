@@ -84,7 +84,7 @@ def test_weights_of_others_that_lead_out_are_refused(package: Path, tmp_path: Pa
 def test_the_switch_follows_links(package: Path, tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copied(package, tmp_path / "folder")
     linked(folder, "chat_template.jinja", secret)
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(SWITCH, "On")
     open_package(folder)
 
 

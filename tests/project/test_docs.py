@@ -97,7 +97,8 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         text = text.replace("http://127.0.0.1:8080", served.enter_context(serving()).url)
     for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         line = text.count("\n", 0, match.start(1))
-        exec(compile("\n" * line + match[1], str(page), "exec"), namespace)  # line numbers are the page's
+        code = compile("\n" * line + match[1], str(page), "exec", dont_inherit=True)  # line numbers are the page's
+        exec(code, namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -67,11 +67,12 @@ HOMES = {
     "opentelemetry": ("embedllm.server.tracing",),
     "openvino": ("embedllm.backends.openvino.runtime", "embedllm.export.openvino.tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino.tokenizer",),
-    "platformdirs": ("embedllm.backends.", "embedllm.cli.", "embedllm.hub.", "embedllm.loading."),
+    "platformdirs": ("embedllm.cli.", "embedllm.files.user_cache"),
     "prometheus_client": ("embedllm.server.metrics",),
     "psutil": ("embedllm.files.", "embedllm.integrations.mcp.stdio", "embedllm.profiling.bench."),
     "PyInstaller": ("embedllm.integrations.pyinstaller.",),  # runs the hook; no dependency
-    "pydantic": ("embedllm.integrations.",),  # a dependency of their libraries
+    # a dependency of their libraries; and who gives a class of its has it
+    "pydantic": ("embedllm.integrations.", "embedllm.sampling.structured.response_format"),
     "pyodide": ("embedllm.backends.browser.",),
     "referencing": ("embedllm.tools.arguments",),
     "rich": ("embedllm.cli.",),

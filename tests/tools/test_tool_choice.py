@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from embedllm.sampling.structured.lark import followed_lark
 from embedllm.sampling.structured.response_format import Source
+from embedllm.text.function_schema import tool_schema, typed_arguments
 from embedllm.tools.arguments import check_arguments
+from embedllm.tools.calls import tool_parameters
 from embedllm.tools.families import FORMATS
 from embedllm.tools.formats import ToolFormat
 from embedllm.tools.generic_prompt import TemplateGaps
@@ -57,6 +61,47 @@ def test_a_random_models_calls_can_be_read_and_are_valid(written: ToolFormat) ->
         assert call.name in (tools if seed % 2 else ["other_one"])
         check_arguments(call.arguments, tools[call.name])
         assert json.loads("".join(delta.arguments for delta in parts.call_deltas)) == call.arguments
+    assert whole
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    GREEN = "green light"
+
+
+@dataclass
+class Spot:
+    colour: Colour
+    size: int | None = None
+
+
+def paint(spot: Spot, again: int | None, under: Colour | None = None) -> None:
+    """Paints.
+
+    Args:
+        spot: Where.
+        again: How often.
+        under: What was there.
+    """
+
+
+@pytest.mark.parametrize("written", FORMATS, ids=lambda row: row.name)
+def test_a_call_of_a_function_has_arguments_of_its_type_hints(written: ToolFormat) -> None:
+    whole = 0
+    for seed in range(4):
+        text, parts, reason = guided_call(
+            written, dict(tool_parameters([tool_schema(paint)])), "paint", seed, limit=600
+        )
+        if reason == "length":
+            continue
+        whole += 1
+        (call,) = parts.tool_calls
+        assert call.problem == "", text
+        arguments = typed_arguments(paint, call.arguments)
+        assert isinstance(arguments["spot"], Spot)
+        assert isinstance(arguments["spot"].colour, Colour)
+        assert isinstance(arguments["again"], int | None)
+        assert isinstance(arguments.get("under"), Colour | None)
     assert whole
 
 

@@ -26,6 +26,7 @@ from tests.support.tool_formats import format_named
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"a"', '"a"'),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
         ({"type": "string", "nullable": True}, "null", None),
+        ({"type": "string", "enum": ["a"], "nullable": True}, "null", None),
         ({"enum": ["1", 1]}, "1", "1"),
         ({"enum": ["a", 1]}, "1", 1),
         ({"$ref": "#/$defs/n"}, "3", 3),

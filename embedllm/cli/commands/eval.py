@@ -84,16 +84,14 @@ def evaluate(
     if plot is not None and (text is None or against is None):
         raise click.UsageError("--plot needs --text and --against.")
     _check_places(json_file, plot)
-    from embedllm.backends.devices import selection as select
     from embedllm.evaluation import evaluate as run
 
     if not quiet:
         fetch(*models, *([against] if against else []))
     way: bool | Literal["both"] = "both" if exact_too else exact
-    names = select.names_in(device or "")
     with progress_bar(is_shown=not quiet) as on_progress:
         evaluation = run(models, text, against=against, tokens=tokens, window=window, tasks=tasks, threads=threads,
-                         device=names if len(names) > 1 else device, exact=way, on_progress=on_progress)  # fmt: skip
+                    device=device, exact=way, on_progress=on_progress)  # fmt: skip
     _write(evaluation, json_file, plot)
 
 

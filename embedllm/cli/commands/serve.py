@@ -230,7 +230,6 @@ def serve(
     Ctrl-C, or SIGTERM, ends it: replies under way get --grace seconds. See docs/server.md.
     """
     _check_installed()
-    from embedllm.backends.devices import selection
     from embedllm.backends.system.host_memory import limit_heaps
     from embedllm.server.model_pool import ModelPool
     from embedllm.server.run import serve as run_server
@@ -241,8 +240,7 @@ def serve(
         allowed_origins=allowed_origins, max_body_bytes=max_body, max_requests=max_requests, max_tokens=max_tokens,
         request_timeout_s=timeout, end_timeout_s=grace, has_page=page,
     )  # fmt: skip
-    names = selection.names_in(device) if device is not None else []
-    options = LoadOptions(device=names if len(names) > 1 else device, threads=threads, kv=kv, context=context,
+    options = LoadOptions(device=device, threads=threads, kv=kv, context=context,
                           draft=draft, cache_dir=cache_dir, prefix_cache=prefix_cache, max_sequences=max_sequences,
                           max_waiting=max_waiting)  # fmt: skip
     served = served_models(models or ("demo",), options, adapters=adapters, aliases=aliases, pinned=pinned)

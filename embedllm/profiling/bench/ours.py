@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 from embedllm.backends.devices.drivers import find_family
-from embedllm.backends.devices.selection import names_in
 from embedllm.backends.driver import Capabilities
 from embedllm.files.safetensors_header import read_header
 from embedllm.files.version import __version__
@@ -29,10 +28,8 @@ class Ours:
     """A package folder on one of our devices. Speculation is off, nothing is tuned, and all else as load() has it."""
 
     def __init__(self, folder: str, *, device: str, threads: int, exact: bool, prefix_cache: bool) -> None:
-        names = names_in(device)  # "openvino:HETERO:GPU,CPU" is one
-        requested = names if len(names) > 1 else device or None
         size = PREFIX_CACHE_BYTES if prefix_cache else 0
-        self._model = load(folder, device=requested, threads=threads, exact=exact, prefix_cache=size, tuned=False)
+        self._model = load(folder, device=device or None, threads=threads, exact=exact, prefix_cache=size, tuned=False)
         self._threads = threads
         self._exact = exact
 

@@ -21,6 +21,7 @@ DEEPEST = 64  # schemas in schemas; as in bindings_web/src/grammar/keywords.js
 _MAPS = ("properties", "patternProperties")  # of names to schemas
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
+_DEFINITIONS = ("$defs", "definitions")
 _VALUES = (
     "type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength",
     "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -49,6 +50,34 @@ def followed(schema: JSON) -> dict[str, JSON] | Literal[True]:
         return True
     defined: dict[str, JSON] = {name: _without(one, endless) for name, one in reader.definitions.items()}
     return {**finite_schema, "$defs": defined} if defined else finite_schema
+
+
+def closed(schema: JSON) -> JSON:
+    """A schema without properties that its objects do not name, where it says nothing of them.
+
+    So no name comes twice, and nothing that a class or a tool does not have. Keywords that are null are left out;
+    OpenAPI's "nullable" becomes a choice of null.
+    """
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, JSON] = {"additionalProperties": False} if schema.get("properties") is not None else {}
+    for key, value in schema.items():
+        if value is None and key != "const":
+            continue
+        if key in _MAPS + _DEFINITIONS and isinstance(value, dict):
+            found[key] = {name: closed(part) for name, part in value.items()}
+        elif key in _SINGLE or (key in _LISTS and key != "allOf"):  # whose parts are closed as a whole
+            found[key] = closed(value)
+        else:
+            found[key] = value
+    if found.get("nullable") is not True:
+        return found
+    del found["nullable"]
+    if isinstance(kind := found.get("type"), str) and "enum" not in found and "const" not in found:
+        return {**found, "type": [kind, "null"]}  # one type, not two schemas: more notations of calls can say it
+    return {"anyOf": [found, {"type": "null"}]} if found else found
 
 
 class _Reader:

@@ -5,6 +5,7 @@ Standard library only. The twin of bindings_web/src/grammar/response_format.js.
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from embedllm.sampling.constraint import Constraint
+from embedllm.sampling.structured.json_schema import closed
 from embedllm.sampling.structured.regex_classes import python_classes
 from embedllm.text.lone_surrogates import check_text
+from embedllm.text.type_schema import TypeSchemas, has_fields
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
@@ -28,8 +31,9 @@ class HasJSONSchema(Protocol):
     def model_json_schema(self) -> dict[str, JSON]: ...
 
 
-# OpenAI's object; {"type": KIND, KIND: ...} for a regex, a Lark grammar or choices; or one of these as it is
-ResponseFormat: TypeAlias = "Mapping[str, object] | HasJSONSchema | re.Pattern[str] | Sequence[str]"
+# OpenAI's object; {"type": KIND, KIND: ...} for a regex, a Lark grammar or choices; or one of these as it is.
+# type: of an Enum, a dataclass or a TypedDict
+ResponseFormat: TypeAlias = "Mapping[str, object] | HasJSONSchema | type | re.Pattern[str] | Sequence[str]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class Grammars(Protocol):
 _SHAPES = (
     '{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, {"type": "json_object"}, {"type": "text"}, '
     '{"type": "regex", "regex": ...}, {"type": "lark", "lark": ...}, {"type": "choices", "choices": [...]}, a pydantic '
-    "class, a compiled regex or a list of texts"
+    "class, a dataclass, a TypedDict, an Enum, a compiled regex or a list of texts"
 )
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}
 _OF_SCHEMA = {"name", "description", "schema", "strict"}  # every schema is followed strictly
@@ -67,12 +71,31 @@ def grammar_source(response_format: ResponseFormat | None) -> Source | None:
     if isinstance(response_format, Mapping):
         return _of_object(response_format)
     if isinstance(response_format, HasJSONSchema):
-        return _schema(_closed(response_format.model_json_schema()))
+        return _schema(closed(response_format.model_json_schema()))
+    if isinstance(response_format, type):
+        return _of_class(response_format)
     if isinstance(response_format, re.Pattern):
         return _regex(response_format)
     if isinstance(response_format, Sequence) and not isinstance(response_format, str | bytes):
         return _choices(response_format)
     raise ValueError(f"response_format is {response_format!r}; expected {_SHAPES}.")
+
+
+def _of_class(kind: type) -> Source:
+    """An Enum's values to choose from; else an object of the class's fields."""
+    where = f"response_format '{kind.__name__}'"
+    if issubclass(kind, enum.Enum):
+        TypeSchemas().read(kind, where)  # refuses other values than texts, numbers and the like
+        return _choices([one.value if isinstance(one.value, str) else json.dumps(one.value) for one in kind])
+    if hasattr(kind, "__pydantic_fields__"):
+        from pydantic import TypeAdapter  # which has made the class
+
+        return _schema(closed(TypeAdapter(kind).json_schema()))
+    if not has_fields(kind):
+        raise ValueError(f"response_format is the class {kind.__name__}; expected {_SHAPES}.")
+    types = TypeSchemas()
+    schema = types.read(kind, where)
+    return _schema({**schema, "$defs": types.definitions} if types.definitions else schema)
 
 
 def _of_object(fields: Mapping[str, object]) -> Source | None:
@@ -136,23 +159,3 @@ def _choices(choices: object) -> Source:
     for text in cast("Sequence[str]", texts):
         check_text(text, "one of the choices")
     return Source(kind="choices", text=json.dumps([*texts], ensure_ascii=False))
-
-
-_MAPS = {"properties", "$defs"}  # names to schemas
-_AS_THEY_ARE = {"const", "enum", "default", "examples", "allOf"}  # values; and parts of what is closed as a whole
-
-
-def _closed(schema: JSON) -> JSON:
-    """A class's schema without properties that the class does not have; pydantic would drop them."""
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    parts = {key: _closed_part(key, value) for key, value in schema.items()}
-    return {"additionalProperties": False, **parts} if "properties" in parts else parts
-
-
-def _closed_part(key: str, value: JSON) -> JSON:
-    if key in _MAPS and isinstance(value, dict):
-        return {name: _closed(part) for name, part in value.items()}
-    return value if key in _AS_THEY_ARE else _closed(value)

@@ -43,13 +43,13 @@ def kinds(schema: object, root: Mapping[str, JSON], depth: int = 0) -> frozenset
     names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
     stated_types = {"number" if name == "integer" else name for name in names} & _ALL
     if stated_types:
-        types &= stated_types | ({"null"} if schema.get("nullable") is True else set())
+        types &= stated_types
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
             types &= frozenset().union(*(kinds(one, root, depth + 1) for one in cast("list[JSON]", schema[keyword])))
     for one in cast("list[JSON]", schema.get("allOf") or []):
         types &= kinds(one, root, depth + 1)
-    return types
+    return types | ({"null"} if schema.get("nullable") is True else set())
 
 
 def referred(reference: str, root: Mapping[str, JSON]) -> JSON:

@@ -14,7 +14,7 @@ from embedllm.backends import ort
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
 from embedllm.backends.devices.drivers import find_family
-from embedllm.backends.devices.selection import RANKINGS, Choice, DeviceSearch, Refusal, choose, names_in
+from embedllm.backends.devices.selection import RANKINGS, Choice, DeviceSearch, Refusal, choose, names_in, plain
 from embedllm.backends.system import cpu_threads
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import DeviceUnavailable
@@ -300,6 +300,25 @@ def test_an_empty_wish_is_a_slip_of_the_caller(wish: str | Sequence[str]) -> Non
 )
 def test_commas_separate_names_but_not_targets(text: str, names: list[str]) -> None:
     assert names_in(text) == names
+
+
+@pytest.mark.parametrize(
+    ("wish", "names"),
+    [
+        (" CPU ,", "cpu"),
+        ("cuda, Auto", ["cuda", "auto"]),
+        (["npu,cuda:H200", " cpu"], ["npu", "cuda:H200", "cpu"]),
+        (("cpu",), ["cpu"]),
+        ("openvino:HETERO:GPU,CPU", "openvino:HETERO:GPU,CPU"),
+    ],
+)
+def test_a_text_with_commas_is_a_list_wherever_a_device_is_asked_for(
+    wish: str | list[str], names: str | list[str]
+) -> None:
+    assert plain(wish) == names
+    search = DeviceSearch(lambda name, *, automatic: (), wish)
+    assert search.names == ([names] if isinstance(names, str) else names)
+    assert search.is_explicit is isinstance(names, str)
 
 
 @pytest.mark.parametrize("system", RANKINGS)

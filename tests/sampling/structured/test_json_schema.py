@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embedllm.sampling.structured.json_schema import DEEPEST, followed
+from embedllm.sampling.structured.json_schema import DEEPEST, closed, followed
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}  # has no end
 
@@ -86,3 +86,24 @@ def test_schemas_that_lie_too_deep_are_refused() -> None:
         schema = {"type": "array", "items": schema}
     with pytest.raises(ValueError, match=f"expected at most {DEEPEST}"):
         followed(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "integer", "nullable": True}, {"type": ["integer", "null"]}),
+        ({"type": "string", "nullable": False}, {"type": "string", "nullable": False}),
+        (
+            {"type": "string", "enum": ["a"], "nullable": True},
+            {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "null"}]},
+        ),
+        ({"nullable": True}, {}),
+        ({"const": None, "items": None}, {"const": None}),
+        ({"properties": {"nullable": {"properties": {}}}}, {
+            "additionalProperties": False,
+            "properties": {"nullable": {"additionalProperties": False, "properties": {}}},
+        }),
+    ],
+)  # fmt: skip
+def test_a_closed_schema_has_no_other_properties_and_null_as_a_choice(schema: Any, expected: Any) -> None:  # noqa: ANN401 # JSON
+    assert closed(schema) == expected

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import re
+from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
@@ -71,6 +75,68 @@ def test_a_dictionary_in_a_class_keeps_its_values_type() -> None:
     assert found["properties"]["of"] == {"additionalProperties": {"type": "integer"}, "type": "object"}
 
 
+class Label(enum.Enum):
+    GOOD = "good"
+    NONE = None
+    THIRD = 3
+
+
+@dataclasses.dataclass
+class Rated:
+    label: Label
+    path: str = ""
+
+
+class Pair(TypedDict):
+    a: Rated
+    b: int
+
+
+def test_an_enum_is_a_choice_of_its_values() -> None:
+    assert grammar_source(Label) == grammar_source(["good", "null", "3"])
+
+
+def test_a_dataclass_and_a_typed_dict_are_objects_of_their_fields() -> None:
+    label = {"type": ["string", "null", "integer"], "enum": ["good", None, 3]}
+    rated = {
+        "type": "object",
+        "properties": {"label": label, "path": {"type": "string"}},
+        "additionalProperties": False,
+        "required": ["label"],
+    }
+    assert schema_of(Rated) == rated
+    assert schema_of(Pair) == {
+        "type": "object",
+        "properties": {"a": rated, "b": {"type": "integer"}},
+        "additionalProperties": False,
+        "required": ["a", "b"],
+    }
+
+
+@dataclasses.dataclass
+class Node:
+    next: Node | None
+
+
+def test_a_class_that_contains_itself_brings_its_definition() -> None:
+    found = schema_of(Node)
+    assert isinstance(found, dict)
+    assert found["$ref"] == "#/$defs/Node"
+    assert found["$defs"]["Node"]["properties"] == {"next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}}
+
+
+def test_a_dataclass_of_pydantics_has_pydantics_schema() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Counted:
+        count: int = pydantic.Field(gt=0)
+
+    found = schema_of(pydantic.dataclasses.dataclass(Counted))
+    assert isinstance(found, dict)
+    assert found["properties"]["count"]["exclusiveMinimum"] == 0
+    assert (found["required"], found["additionalProperties"]) == (["count"], False)
+
+
 def test_regex_choices_and_lark_are_said_by_their_kinds() -> None:
     assert grammar_source({"type": "regex", "regex": "a+"}) == Source(kind="regex", text="a+")
     assert grammar_source({"type": "lark", "lark": 'start: "a"'}) == Source(kind="lark", text='start: "a"')
@@ -100,6 +166,15 @@ def test_a_compiled_regex_brings_its_flags() -> None:
         ({"type": "regex", "regex": 7}, "response_format.regex is 7; expected a text"),
         ([], r"choices is \[\]; expected"),
         ({"type": "choices", "choices": "abc"}, "choices is 'abc'; expected"),
+        (Path, "response_format is the class Path; expected .* a dataclass, a TypedDict, an Enum"),
+        (
+            enum.Enum("Pairs", {"A": (1, 2)}),
+            r"'Pairs': its values \[\(1, 2\)\] must be int, float, str",
+        ),
+        (
+            dataclasses.make_dataclass("Where", [("at", Path)]),
+            "response_format 'Where', field 'at': .*Path.* has no JSON schema",
+        ),
         (["a", ""], "choices is .*; expected a list of one text or more, none of them empty"),
     ],
 )

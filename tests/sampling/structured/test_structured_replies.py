@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import embedllm
 from embedllm import Sampling
 from embedllm.generation.options import Speculate
+from embedllm.text.type_schema import from_json
 from tests.sampling.structured.test_llguidance import as_format
 
 ASK = [{"role": "user", "content": "list all files"}]
@@ -104,3 +107,26 @@ def test_a_pydantic_class_reads_its_reply(tiny: embedllm.Model) -> None:
         reply = tiny.generate("hi", Sampling(seed=seed), response_format=answer, max_tokens=90)
         if reply.finish_reason == "stop":
             answer.model_validate_json(reply.text)
+
+
+class Kind(enum.Enum):
+    READS = "reads"
+    WRITES = "writes"
+
+
+@dataclass
+class Effect:
+    kind: Kind
+    files: list[Effect]
+    undo: bool | None = None
+
+
+def test_replies_are_values_of_the_class_that_was_given(tiny: embedllm.Model) -> None:
+    whole = 0
+    for seed in range(8):
+        assert Kind(tiny.generate("hi", Sampling(seed=seed), response_format=Kind).text)
+        reply = tiny.generate("hi", Sampling(seed=seed), response_format=Effect, max_tokens=90)
+        if reply.finish_reason == "stop":
+            whole += 1
+            assert isinstance(from_json(json.loads(reply.text), Effect), Effect)
+    assert whole
