@@ -105,14 +105,14 @@ class CallReader:
     def _outside(self, *, is_end: bool) -> str | None:
         marks = self._marks + (self._format.closings if self._is_behind_call else ())
         found = min(((at, mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
-        if found is not None and found[1] in self._format.closings and self._held[: found[0]].strip():
+        is_closing = self._is_behind_call and found is not None and found[1] in self._format.closings
+        if is_closing and found is not None and self._held[: found[0]].strip():
             self._is_behind_call = False
             return ""
         if found is not None:
             at, mark = found
             mark = max((m for m in marks if self._held.startswith(m, at)), key=len)
-            longer = begun(self._held, [m for m in marks if m != mark and m.startswith(mark)])
-            if longer >= len(mark) and at + longer == len(self._held) and not is_end:
+            if not is_end and self._may_be_longer(at, mark, marks):
                 return None
             text = self._held[:at].rstrip(_SPACE)
             if mark in self._format.openings:
@@ -145,6 +145,8 @@ class CallReader:
                 deltas += self._stream.grown(shape, self._held)
             return None
         at, end = found or (len(self._held), "")
+        if finish_reason is None and self._may_be_longer(at, end, ends):
+            return None
         body, self._held = self._held[:at], self._held[at + len(end) :]
         self._open = None
         made = self._read(call, shape, body, finish_reason if found is None and finish_reason != "stop" else None)
@@ -183,6 +185,11 @@ class CallReader:
             except ValueError as error:
                 problem = problem or f"the call cannot be read: {error}"
         return [broken(body, problem, shape)]
+
+    def _may_be_longer(self, at: int, mark: str, marks: Sequence[str]) -> bool:
+        """Whether the mark at a place may be the beginning of another one, the rest of which is still to come."""
+        rest = self._held[at:]
+        return any(other != mark and other.startswith(mark) and other.startswith(rest) for other in marks)
 
     def _may_be_named(self, shape: CallShape) -> bool:
         """Whether what the reply begins with may be a tool's name, or a call without one."""
