@@ -208,7 +208,7 @@ class CallReader:
 
     def _find(self, shape: CallShape, ends: Sequence[str], *, is_end: bool) -> tuple[int, str] | None:
         """Where the mark is that ends the call, not one within its texts."""
-        start, is_open = 0, self._is_text_at(shape, len(self._held))
+        start, is_open = 0, is_end and self._is_text_at(shape, len(self._held))  # not at each piece: it reads all of it
         if shape.style == "pairs" and (head := shape.head.match(self._held)):
             parameters = self._parameters.get(head["name"], {})
             scanned = scan_pairs(self._format, self._held, head.end(), parameters)
