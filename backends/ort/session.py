@@ -386,8 +386,12 @@ class OrtSession:
             return
         target = max(tokens, int(self.capacity * _GROWTH))
         capacity = min(-(-target // _STEP) * _STEP, self._context)
-        for name in list(self.kv):  # not the items, which would hold every old buffer until the end
-            self._grow(name, capacity)
+        try:
+            for name in list(self.kv):  # not the items, which would hold every old buffer until the end
+                self._grow(name, capacity)
+        except MemoryError:
+            self.hold({}, 0)  # buffers of two sizes: all of them grow again before the next run
+            raise
         if self.position:
             return_freed_memory()
 

@@ -104,6 +104,13 @@ class DraftHeadSession(Generic[H]):
         self._followed = cast("GivesHidden[H]", session)
 
     @property
+    def is_ready(self) -> bool:
+        """Whether there is the hidden state of the last token of that session: not while its KV came from elsewhere."""
+        followed = self._followed
+        hidden = None if followed is None else followed.hidden
+        return followed is not None and hidden is not None and hidden.first < followed.position <= hidden.stop
+
+    @property
     def guesses_on(self) -> bool:
         """Whether a feed makes as many guesses as were wanted; else each is fed for the next one."""
         return self._inner.hidden is None

@@ -95,8 +95,12 @@ class Job:
 
     @property
     def can_wait(self) -> bool:
-        """Whether its KV can be taken away until there is room again: of one sequence, and of this model."""
-        return not self.is_busy and self.sequence is not None and self.after_recall is None
+        """Whether its KV can be taken away until there is room again: of one sequence, and of this model.
+
+        Not while a draft model reads for it.
+        """
+        is_own = all(ask.sequence is self.sequence for ask in self.asks)
+        return not self.is_busy and self.sequence is not None and self.after_recall is None and is_own
 
     def is_over(self, now_s: float) -> bool:
         return self.cancel.cancelled or now_s >= self.deadline_s

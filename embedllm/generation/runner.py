@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 from embedllm.backends.base import Engine, FeedsAll, Interrupted
 from embedllm.backends.images import images_of, images_unsupported, without_images
 from embedllm.cancel import Cancel
-from embedllm.errors import DeviceUnavailable
+from embedllm.errors import DeviceUnavailable, out_of_memory
 from embedllm.generation.async_stream import AsyncStream, DirectSource, TicketSource, awaited_feed
 from embedllm.generation.beam_runner import BeamRunner, Reply
 from embedllm.generation.beam_search import BeamSearch
@@ -96,9 +96,12 @@ class Runner:
     def call(self, work: Callable[[], T]) -> T:
         """What `work` gives, done in the thread that the engine and its sessions are used in.
 
-        Raises what it raises; DeviceError in a process that was forked after the model was loaded.
+        Raises what it raises, DeviceError without memory, and in a process that was forked after the model was loaded.
         """
-        return self._in_loop.call(work)
+        try:
+            return self._in_loop.call(work)
+        except MemoryError as error:
+            raise out_of_memory(error) from error
 
     def check_prompt(self, request: Request) -> None:
         """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""
@@ -147,8 +150,11 @@ class Runner:
         A few chunks are computed before they are asked for. Raises Busy when too many requests wait.
         """
         if self._loop is None:
-            with self._decoding(request, cancel, sequence) as (used, pieces, generation, proposer):
-                yield from run(generation, used, pieces, cancel, proposer)
+            try:
+                with self._decoding(request, cancel, sequence) as (used, pieces, generation, proposer):
+                    yield from run(generation, used, pieces, cancel, proposer)
+            except MemoryError as error:
+                raise out_of_memory(error) from error
             return
         outbox: Outbox[Chunk] = Outbox()
         with cancel.passed_on() as own, self._submit(request, own, outbox, sequence):

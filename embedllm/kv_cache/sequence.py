@@ -30,7 +30,7 @@ from embedllm.package.lora.adapter import is_same
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import KeyValues
+    from embedllm.backends.base import KeyValues, Session
     from embedllm.kv_cache.context_shift import ContextShift
     from embedllm.package.lora.adapter import Adapter
     from embedllm.sampling.draws import Draws
@@ -56,8 +56,8 @@ class Caller(Protocol):
         ...
 
 
-def ignore(count: int) -> None:
-    """Ignores a count."""
+def ignore(told: object) -> None:
+    """Does nothing with what it is called with."""
 
 
 class CachedSequence:
@@ -80,6 +80,7 @@ class CachedSequence:
         self.has_failed = False  # in the middle of growing: the session can be used no more
         self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
         self.note_dropped: Callable[[int], None] = ignore  # called with the number of dropped tokens
+        self.when_reopened: Callable[[Session], None] = ignore  # called with a session that takes the place of another
         self._draws: Draws | None = None  # how the request that runs chooses its tokens
         self.evicted: list[int] = []  # tokens whose KV was taken away while their request waits
         self._swapped: list[KeyValues] = []  # that KV, in the host's memory
@@ -251,6 +252,7 @@ class CachedSequence:
         """Gives the memory of its KV back, and forgets all tokens; it can be used as before."""
         keeps_all = isinstance(self.session, Forgets) and self.session.keeps_all
         before, self.session = self.session, self.engine.open()
+        self.when_reopened(self.session)
         self.set_keeps_all(keeps_all)
         if self.adapter is not None and isinstance(self.session, TakesAdapters):
             self.session.adapt(self.adapter)

@@ -162,7 +162,8 @@ class SequencePool:
         sequence.is_running = False
         sequence.forget_evicted()
         cache = self.prefix_cache
-        if self._engine is None or sequence.is_dropped:  # the model was closed, or what held it
+        is_gone = self._engine is None or sequence.is_dropped  # the model was closed, or what held it
+        if is_gone or (sequence.has_failed and to_pool):
             self._discard(sequence)
             return
         if sequence.has_failed:
@@ -287,8 +288,11 @@ class SequencePool:
             engine.close()
 
     def _truncate(self, sequence: CachedSequence, position: int) -> None:
-        """Rewinds; KV that no other sequence has goes into the prefix cache."""
+        """Rewinds; KV that no other sequence has goes into the prefix cache, where it can be copied."""
         if self.prefix_cache is not None:
             shared = (one.shares(sequence.tokens, sequence.adapter) for one in self._all if one is not sequence)
-            self.prefix_cache.insert(sequence, max(position, max(shared, default=0)))
+            try:
+                self.prefix_cache.insert(sequence, max(position, max(shared, default=0)))
+            except Exception as error:  # noqa: BLE001  # of the device, or no memory: it is computed again then
+                _log.info("part of the prefix cache was not kept: %s", error)
         sequence.forget_from(position)

@@ -105,14 +105,14 @@ class CallReader:
     def _outside(self, *, is_end: bool) -> str | None:
         marks = self._marks + (self._format.closings if self._is_behind_call else ())
         first_mark = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
-        if first_mark is not None and first_mark[1] in self._format.closings and self._buffer[: first_mark[0]].strip():
+        is_closing = self._is_behind_call and first_mark is not None and first_mark[1] in self._format.closings
+        if is_closing and first_mark is not None and self._buffer[: first_mark[0]].strip():
             self._is_behind_call = False
             return ""
         if first_mark is not None:
             at, mark = first_mark
             mark = max((m for m in marks if self._buffer.startswith(m, at)), key=len)
-            longer = begun(self._buffer, [m for m in marks if m != mark and m.startswith(mark)])
-            if longer >= len(mark) and at + longer == len(self._buffer) and not is_end:
+            if not is_end and self._may_be_longer(at, mark, marks):
                 return None
             text = self._buffer[:at].rstrip(_SPACE)
             if mark in self._format.openings:
@@ -145,6 +145,8 @@ class CallReader:
                 deltas += self._stream.grown(shape, self._buffer)
             return None
         at, end = first_end or (len(self._buffer), "")
+        if finish_reason is None and self._may_be_longer(at, end, ends):
+            return None
         body, self._buffer = self._buffer[:at], self._buffer[at + len(end) :]
         self._open = None
         body_calls = self._read(
@@ -186,6 +188,11 @@ class CallReader:
                 problem = problem or f"the call cannot be read: {error}"
         return [broken(body, problem, shape)]
 
+    def _may_be_longer(self, at: int, mark: str, marks: Sequence[str]) -> bool:
+        """Whether the mark at a place may be the beginning of another one, the rest of which is still to come."""
+        rest = self._buffer[at:]
+        return any(other != mark and other.startswith(mark) and other.startswith(rest) for other in marks)
+
     def _may_be_named(self, shape: CallShape) -> bool:
         """Whether what the reply begins with may be a tool's name, or a call without one."""
         start = self._buffer.lstrip()
@@ -203,7 +210,7 @@ class CallReader:
 
     def _find(self, shape: CallShape, ends: Sequence[str], *, is_end: bool) -> tuple[int, str] | None:
         """Where the mark is that ends the call, not one within its texts."""
-        start, is_open = 0, self._is_text_at(shape, len(self._buffer))
+        start, is_open = 0, is_end and self._is_text_at(shape, len(self._buffer))  # not at each piece: it reads all of it
         if shape.style == "pairs" and (head := shape.head.match(self._buffer)):
             parameters = self._parameters.get(head["name"], {})
             scanned = scan_pairs(self._format, self._buffer, head.end(), parameters)

@@ -110,8 +110,10 @@ def test_a_head_begins_where_hidden_states_are_kept(llm: Model) -> None:
     head, target = opened_head(llm, TOKENS[:4])
     other = llm.runner.engine.open()
     other.import_state(target.export_state(0, 4))  # type: ignore[attr-defined]  # both are sessions that move it
-    other.feed(TOKENS[4:6])
     head.follow(other)
+    assert not head.is_ready  # of the last token there is none yet
+    other.feed(TOKENS[4:6])
+    assert head.is_ready
     late = row(head.feed(TOKENS[:7])).copy()
     target.feed(TOKENS[4:6])  # type: ignore[attr-defined]
     whole, _ = opened_head(llm, TOKENS[:6])
@@ -136,6 +138,20 @@ def test_requests_that_run_together_have_a_head_each(llm: Model) -> None:
     requests = [llm.request(prompt, GREEDY, max_tokens=20, speculate="draft") for prompt in prompts]
     for chunks, tokens in zip(llm.runner.run_all(requests, Cancel()), plain, strict=True):
         assert tuple(chunk.token for chunk in chunks if chunk.token is not None) == tokens
+
+
+@pytest.mark.usefixtures("free")
+def test_a_reply_that_was_preempted_drafts_on(llm: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [TOKENS, [9, 8, 7]]
+    plain = [llm.generate(prompt, GREEDY, max_tokens=40, speculate="off").tokens for prompt in prompts]
+    llm.release()
+    before = llm.runner.scheduler.preempted
+    one = llm.runner.call(llm.runner.engine.open)
+    monkeypatch.setattr(llm.runner.sequences, "kv_tokens", one.capacity + 20)  # both are admitted, and one has room
+    drafted = llm.generate_batch(prompts, GREEDY, max_tokens=40, speculate="draft")
+    assert llm.runner.scheduler.preempted > before
+    assert [reply.tokens for reply in drafted] == plain
+    assert all(reply.statistics.drafted_tokens for reply in drafted)
 
 
 @pytest.mark.usefixtures("free")

@@ -256,6 +256,26 @@ def test_pieces_do_not_matter(text: str, data: st.DataObject) -> None:
         ]
 
 
+_WITHOUT_CHANNELS = [row for row in FORMATS if not row.has_channels]
+SECTION_ENDS = [(row.name, mark) for row in _WITHOUT_CHANNELS for mark in row.closings if mark in row.ignorable]
+
+
+@pytest.mark.parametrize(("name", "closing"), SECTION_ENDS)
+def test_a_mark_that_ends_calls_says_nothing_behind_text(name: str, closing: str) -> None:
+    reply = f"Hello {closing} you"
+    for pieces in ([reply], list(reply)):
+        assert parted(reader(name), pieces).text.split() == ["Hello", "you"]
+
+
+def test_calls_whose_marks_begin_alike_are_read_in_any_pieces() -> None:
+    call = '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "NAME", "arguments": {}}'
+    reply = call.replace("NAME", "f") + call.replace("NAME", "g") + "<|message_sep|>"
+    for pieces in ([reply], list(reply), [reply[at : at + 3] for at in range(0, len(reply), 3)]):
+        parts = parted(reader("gigachat3"), pieces)
+        assert [(call.name, call.problem) for call in parts.tool_calls] == [("f", ""), ("g", "")]
+        assert not parts.text
+
+
 @given(st.text(max_size=60))
 def test_text_without_a_mark_comes_out_as_it_went_in(text: str) -> None:
     for row in FORMATS:

@@ -11,7 +11,7 @@ from embedllm.cancel import Cancel
 from embedllm.generation.engine_loop import CallerThread, EngineLoop
 from embedllm.generation.request import Request
 from embedllm.generation.speculation.speculator import Draft
-from embedllm.kv_cache.sequence import CachedSequence
+from embedllm.kv_cache.sequence import CachedSequence, ignore
 from embedllm.package.file_state import LoadedFiles
 
 
@@ -20,6 +20,11 @@ class FollowingSession(Session, Protocol):
 
     def follow(self, session: Session) -> None:
         """Reads the hidden states of that session from now on."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are hidden states to begin with."""
         ...
 
     @property
@@ -57,20 +62,21 @@ class HeadDrafter:
     @contextmanager
     def draft_sequence(self, target: CachedSequence, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
         """Within the block, the head drafts for what the target model's sequence reads."""
-        sequence = self._loop.call(lambda: self._opened(target))
+        sequence = self._loop.call(self._opened)
         session = cast("FollowingSession", sequence.session)
         try:
+            self._loop.call(lambda: session.follow(target.session))
+            target.when_reopened = session.follow  # when it was preempted
             with sequence.interruptible(cancel):
                 yield Draft(sequence, prompt, context=self._engine.context, chunk=self._engine.chunk,
-                            vocabulary=self._engine.tokens,
+                            vocabulary=self._engine.tokens, is_ready=lambda: session.is_ready,
                             want=session.want if session.guesses_on else None)  # fmt: skip
         finally:
+            target.when_reopened = ignore
             self._loop.call(sequence.close)
 
-    def _opened(self, target: CachedSequence) -> CachedSequence:
-        sequence = CachedSequence(self._engine, self._loop)
-        cast("FollowingSession", sequence.session).follow(target.session)
-        return sequence
+    def _opened(self) -> CachedSequence:
+        return CachedSequence(self._engine, self._loop)
 
     def check_files(self) -> None:
         """Raises PackageError where its weights were changed on disk."""

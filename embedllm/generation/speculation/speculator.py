@@ -50,9 +50,10 @@ class Draft:
         context: int,
         chunk: int,
         vocabulary: Sequence[int] | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
         want: Callable[[int], None] | None = None,
     ) -> None:
-        """context: the most tokens that it holds. chunk: tokens per feed.
+        """context: the most tokens that it holds. chunk: tokens per feed. is_ready: whether it can guess now.
 
         vocabulary: the token that each of its logits is of; None: all tokens, in their order.
         want: tells a sequence that guesses on how many the next feed shall make; None: each is fed for the next one.
@@ -60,6 +61,7 @@ class Draft:
         self.sequence = sequence
         self.tokens = list(prompt)
         self.context = context
+        self.is_ready = is_ready
         self._chunk = chunk
         self._vocabulary = vocabulary
         self._want = want
@@ -171,7 +173,7 @@ class Speculator:
         most = max(0, min(most, MAX_DRAFT_TOKENS))
         if self._uses_lookup and (found := self._lookup_tokens(most)):
             return found
-        if self._draft is None:
+        if self._draft is None or not self._draft.is_ready():
             return ()
         return (yield from self._draft_tokens(self._draft, most))
 

@@ -130,6 +130,34 @@ def test_random_schemas_give_valid_replies(kind: str, schema: Schema, seed: int)
     jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
+def is_reply(text: str, schema: Schema) -> bool:
+    """Whether a text may be a whole reply."""
+    constraint = grammars("byte level").constraint(source(as_format(schema)), frozenset({END}))
+    try:
+        for token in tokenizer("byte level").encode(text, special=False):
+            constraint.note(token)
+    except ValueError:
+        return False
+    return constraint.is_stop_allowed
+
+
+@pytest.mark.parametrize(
+    ("bounds", "excluded", "allowed"),
+    [
+        ({"exclusiveMinimum": 3, "maximum": 3.5}, "3", ["3.1", "3.5"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, "0", ["0.01", "0.49"]),
+        ({"exclusiveMinimum": 0.0, "exclusiveMaximum": 1, "maximum": 0.25}, "0", ["0.1", "0.25"]),
+        ({"minimum": -1.5, "exclusiveMaximum": -1}, "-1", ["-1.5", "-1.01"]),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, "-0", ["-0.5", "-0.1"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, "0", ["0.5"]),
+    ],
+)
+def test_an_excluded_bound_is_no_reply(bounds: dict[str, float], excluded: str, allowed: list[str]) -> None:
+    schema: Schema = {"type": "number", **bounds}
+    assert not is_reply(excluded, schema)
+    assert all(is_reply(text, schema) for text in allowed)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 9999))
 def test_any_object_parses(kind: str, seed: int) -> None:
