@@ -210,7 +210,8 @@ class CallReader:
 
     def _find(self, shape: CallShape, ends: Sequence[str], *, is_end: bool) -> tuple[int, str] | None:
         """Where the mark is that ends the call, not one within its texts."""
-        start, is_open = 0, is_end and self._is_text_at(shape, len(self._buffer))  # not at each piece: it reads all of it
+        start = 0
+        is_open = is_end and self._is_text_at(shape, len(self._buffer))  # not at each piece: it reads all of it
         if shape.style == "pairs" and (head := shape.head.match(self._buffer)):
             parameters = self._parameters.get(head["name"], {})
             scanned = scan_pairs(self._format, self._buffer, head.end(), parameters)

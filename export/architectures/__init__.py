@@ -50,6 +50,13 @@ def describe(config: Config, context: int | None = None) -> Decoder:
             "bitsandbytes. Export from the original checkpoint.",
             model_type=model_type,
         )
+    for part in (config, config.section("text_config")):
+        if part is not None and not part.flag("is_causal", True):
+            raise UnsupportedModel(
+                "is_causal is false: attention in both directions, as of an embedding model; expected a model that "
+                "generates text.",
+                model_type=model_type,
+            )
     module = importlib.import_module(f"{__name__}.{model_type}")
     try:
         decoder: Decoder = module.describe(config)

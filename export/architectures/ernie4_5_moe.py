@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.moe import Experts, gated, mixture
 from embedllm.export.architectures._shared.parts import Parts
@@ -12,8 +13,12 @@ from embedllm.export.architectures.ernie4_5 import ernie
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.mlp import Moe
 
+_LEAST_SUM = 1e-9  # of the weights of a token's experts, which are divided by it
+
 
 def describe(config: Config) -> Decoder:
+    if (least := config.number("moe_norm_min", 1e-12)) > _LEAST_SUM:
+        raise UnsupportedModel(f"moe_norm_min is {least:g}; expected {_LEAST_SUM:g} at most, which no sum reaches.")
     has_bias = config.flag("use_bias", False)
     return describe_shaped(config, replace(ernie(config, "ernie4_5_moe"), head_bias=has_bias, mixture=_mixture))
 

@@ -21,7 +21,7 @@ def multiplied(config: Config, model_type: str) -> Shape:
         model_type=model_type,
         qkv_bias=bias,
         o_bias=bias,
-        scale=config.number("attention_multiplier", 1.0),
+        scale=config.number("attention_multiplier", 1.0, above=0),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         logits_multiplier=1 / config.number("logits_scaling", 1.0, above=0),

@@ -27,7 +27,7 @@ def describe_idefics3(config: Config, model_type: str) -> Decoder:
     if (kind := text.text("model_type", "llama")) != "llama":
         raise UnsupportedModel(f"the text model is a '{kind}'; the description knows llama.")
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
-    text = text.filled({"rms_norm_eps": 1e-5}).replaced({"tie_word_embeddings": tied, "model_type": model_type})
+    text = text.replaced({"tie_word_embeddings": tied, "model_type": model_type})
     bias, mlp_bias = text.flag("attention_bias", False), text.flag("mlp_bias", False)
     shape = Shape(model_type=model_type, names=_NAMES, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
     decoder = describe_shaped(text, shape)

@@ -35,7 +35,7 @@ def describe(config: Config) -> Decoder:
 def _text(config: Config, text: Config) -> Decoder:
     kind = text.text("model_type", "mistral")
     if config.has("tie_word_embeddings"):
-        text = text.filled({"tie_word_embeddings": config.flag("tie_word_embeddings")})
+        text = text.replaced({"tie_word_embeddings": config.flag("tie_word_embeddings")})
     text = text.replaced({"model_type": "mistral3"})  # what messages call it
     if kind == "ministral3":
         return ministral3.describe_text(text, "mistral3", _PLACE)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures import gemma3_text
+from embedllm.export.architectures._shared.decoder_shape import refuse
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
@@ -18,6 +19,8 @@ def describe(config: Config) -> Decoder:
     if any(attention.softcap for attention in decoder.attentions):
         raise UnsupportedModel("attn_logit_softcapping is given; an embedding model with it is not described.")
     is_causal = not config.flag("use_bidirectional_attention", False)
+    if is_causal:
+        refuse(config, "is_causal", False)
     layers = decoder.layers if is_causal else tuple(_both_sides(layer) for layer in decoder.layers)
     encoder = Encoder(pooling="mean", causal=is_causal)
     return replace(decoder, layers=layers, head=decoder.embedding, logits_softcap=0.0, encoder=encoder)

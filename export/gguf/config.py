@@ -14,7 +14,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf.encoders import ENCODERS, table_sizes
 from embedllm.export.gguf.families import FAMILIES, REFUSED, Family
-from embedllm.export.gguf.keys import GATING, LOCAL_BASE, NEXTN_LAYERS, WINDOW, windowed_layers
+from embedllm.export.gguf.keys import ATTENTION_FACTOR, GATING, LOCAL_BASE, NEXTN_LAYERS, WINDOW, windowed_layers
 from embedllm.export.gguf.rope import rope_scaling
 from embedllm.files.nearest import nearest
 
@@ -62,7 +62,8 @@ _COMMON = {
     "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "vocab_size", "tensor_data_layout",
     "use_parallel_residual", "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type",
     "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
-    "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", LOCAL_BASE,
+    ATTENTION_FACTOR,
 }  # fmt: skip
 
 
@@ -101,6 +102,14 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
             f"{family.gating}.",
             model_type=name,
         )
+    if LOCAL_BASE not in family.keys:
+        base = own.number("rope.freq_base", 10_000.0)
+        if (local := own.number(LOCAL_BASE, base)) != base:
+            raise UnsupportedModel(
+                f"'{model.path}' rotates the layers with a sliding window by another base: '{LOCAL_BASE}' is {local:g} "
+                f"and 'rope.freq_base' {base:g}; for such models one base for all layers is known.",
+                model_type=name,
+            )
     config: dict[str, object] = {theirs: value for key, value in said.items() for theirs in _KEYS.get(key, ())}
     config |= {key: value for key, value in family.values.items() if key not in config}
     config |= _read_off(model, own, _sizes(model, own), family)

@@ -26,6 +26,7 @@ _SCORE, _TYPES, _POSITIONS = "cls.output.weight", "token_types.weight", "positio
 _DENSES = ("dense_2", "dense_3")  # of sentence-transformers, without biases
 _ACTIVATION = "hidden_activation"  # of the gate of a ModernBERT; older files are of models with GELU
 _EVERY = "moe_every_n_layers"  # has experts, of Nomic Embed 2
+_SCORE_POOLING = "classifier.pooling_type"  # in front of the score, of a ModernBERT
 _GIVEN = (POOLING, "classifier.output_labels")
 
 
@@ -39,14 +40,14 @@ def _bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
 
 
 def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
-    """Rerankers among them look at the mean of all tokens, as llama.cpp takes it for granted."""
+    """Rerankers whose file does not say it look at the mean of all tokens, as llama.cpp takes it for granted."""
     every = own.integer(PATTERN, 3)  # of layers without a window the first, and then each so-manieth
     kinds = ["sliding_attention" if index % every else "full_attention" for index in range(own.integer("block_count"))]
     found: dict[str, object] = {
         "layer_types": kinds,
         "local_attention": own.integer(WINDOW[0]),
         "norm_bias": "output_norm.bias" in names,
-        "classifier_pooling": "mean",
+        "classifier_pooling": _POOLINGS.get(pooling := own.integer(_SCORE_POOLING, 1), str(pooling)),
         "hidden_activation": own.text(_ACTIVATION, "gelu"),
         "classifier_bias": "cls.bias" in names,
     }
@@ -73,7 +74,10 @@ def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
 ENCODERS: Mapping[str, Family] = {
     "bert": Family(model_type="bert", causal=False, keys=_GIVEN, more=_bert),
     "modern-bert": Family(
-        model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, LOCAL_BASE, _ACTIVATION), more=_modern_bert
+        model_type="modernbert",
+        causal=False,
+        keys=(*_GIVEN, *WINDOW, LOCAL_BASE, _ACTIVATION, _SCORE_POOLING),
+        more=_modern_bert,
     ),
     "nomic-bert": Family(model_type="nomic_bert", causal=False, keys=_GIVEN),
     "nomic-bert-moe": Family(

@@ -14,7 +14,6 @@ from embedllm.export.architectures._shared.rope import FULL
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf import gemma, recurrent
 from embedllm.export.gguf.keys import (
-    ATTENTION_FACTOR,
     GATING,
     LOCAL_BASE,
     LOG_MULTIPLIER,
@@ -296,7 +295,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "olmo": Family(model_type="olmo", permuted_qk=True),
     "olmoe": Family(model_type="olmoe", keys=_EXPERTS, values={"norm_topk_prob": False}),
-    "olmo2": Family(model_type="olmo2", keys=(*WINDOW, ATTENTION_FACTOR), more=_olmo2),
+    "olmo2": Family(model_type="olmo2", keys=WINDOW, more=_olmo2),
     "exaone4": Family(model_type="exaone4", keys=WINDOW, values={"sliding_window": None}),
     "exaone-moe": Family(
         model_type="exaone_moe",

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # said of Granite 4 even where no layer has states
 STATE_KEYS = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
-DELTA_KEYS = (*STATE_KEYS, "full_attention_interval", NEXTN_LAYERS)
+# tensors tell which layers have attention, whatever of the first two a file has
+DELTA_KEYS = (*STATE_KEYS, "full_attention_interval", "attention.recurrent_layers", NEXTN_LAYERS)
 
 
 def lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:

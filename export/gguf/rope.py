@@ -37,16 +37,17 @@ def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, objec
             raise UnsupportedModel(f"'{model.path}' scales its rotation by '{kind}' with factor {factor:g} and by the "
                                    f"tensor '{_FACTORS}' at once; known is one of both.")  # fmt: skip
         factors = _values(model, _FACTORS)
-        return _long(factors, factors, context, 1.0)
+        return _long(factors, factors, context, 1.0 if attention is None else attention)
     if (_LONG in model.tensors) != (_SHORT in model.tensors):
         raise ExportError(f"'{model.path}' has one of the tensors '{_LONG}' and '{_SHORT}'; expected both, or none.")
     if _LONG in model.tensors:
         return _long(_values(model, _SHORT), _values(model, _LONG), trained, attention)
-    if not factor or kind in ("none", "longrope"):
+    is_plain = attention in (None, 1.0)
+    if is_plain and (not factor or kind in ("none", "longrope")):
         return {} if trained == context else {_TRAINED: trained}
-    if kind == "linear":
+    if is_plain and kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
-    if kind == "yarn" and attention in (None, 1.0):
+    if is_plain and kind == "yarn":
         found: dict[str, object] = {"rope_type": "yarn", "factor": factor, _TRAINED: trained}
         if own_factor is not None:
             found["attention_factor"] = own_factor
@@ -56,7 +57,7 @@ def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, objec
         return {"rope_scaling": found}
     raise UnsupportedModel(
         f"'{model.path}' scales its rotation by '{kind}' with factor {factor:g} and attention factor {attention}; "
-        "known are linear, yarn without such a factor, and tensors of factors."
+        "known are linear and yarn without such a factor, and tensors of factors."
     )
 
 

@@ -112,6 +112,8 @@ ENCODERS: dict[str, Case] = {
     "qwen3": _case("qwen3", "Qwen3", "last-token pooling, L2-normalised, grouped-query attention", values=_GROUPED,
                    pooling="lasttoken",
                    normalised=True),
+    "qwen3-both": _case("qwen3", "Qwen3", "attention in both directions ('is_causal' false)", pooling="mean",
+                        values={**_GROUPED, "is_causal": False}),
     "nomic_bert": _case("nomic_bert", "NomicBert", "mean pooling, token type embeddings, RoPE"),
     "nomic_bert-moe": dataclasses.replace(
         _case("nomic_bert", "NomicMoe", "mixture of experts on every other layer", values=_NOMIC_MOE),

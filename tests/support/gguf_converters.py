@@ -260,6 +260,7 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
         return {"ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
                 "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
                 "ssm.inner_size": heads * config["linear_value_head_dim"], "full_attention_interval": every,
+                "attention.recurrent_layers": [kind == "linear_attention" for kind in config["layer_types"]],
                 "rope.dimension_sections": None if name == "qwen3next" else [pairs, 0, 0, 0]}  # fmt: skip
     if name == "minimax-m2":
         return {"expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": SIGMOID}

@@ -132,5 +132,6 @@ def _metadata(config: Config, tensors: Tensors, name: str) -> dict[str, Any]:
                   "rope.freq_base": ropes["full_attention"]["rope_theta"],
                   "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
                   "vocab_size": config["vocab_size"],
+                  "classifier.pooling_type": {"mean": MEAN, "cls": CLS}[config["classifier_pooling"]],
                   "hidden_activation": None if config["hidden_activation"] == "gelu" else "silu"}  # fmt: skip
     return found

@@ -93,6 +93,13 @@ def test_another_activation_is_refused(family: str) -> None:
         described(family, **{key: "quick_gelu"})
 
 
+@pytest.mark.parametrize("family", families())
+def test_a_decoder_that_attends_in_both_directions_is_refused(family: str) -> None:
+    """transformers follows the key in any model; embedding models made of decoders have it."""
+    with pytest.raises(UnsupportedModel, match="is_causal is false"):
+        described(family, is_causal=False)
+
+
 @pytest.mark.parametrize(
     ("family", "values", "says"),
     [
@@ -131,6 +138,7 @@ def test_another_activation_is_refused(family: str) -> None:
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 experts of a token; expected at most all 2"),
         ("ernie4_5_moe", {"use_bias": True, "tie_word_embeddings": True}, "a head with a bias that is tied"),
+        ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min is 0.5"),
         ("mistral3", {"text_model": "pixtral"}, "the text model is a 'pixtral'; the description knows mistral"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is true"),
@@ -172,6 +180,7 @@ def test_a_variant_that_is_not_described_is_refused_by_its_key(
         ("gemma3n_text", {"intermediate_size": [96]}, "'intermediate_size' is .96.; expected 2 numbers >= 1"),
         ("gemma3n_text", {"intermediate_size": "x"}, "'intermediate_size' is 'x'; expected a whole number"),
         ("granite", {"logits_scaling": 0}, "'logits_scaling' is 0; expected a number > 0"),
+        ("granite", {"attention_multiplier": 0.0}, "'attention_multiplier' is 0.0; expected a number > 0"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "'attn_logit_softcapping' is -1.0; expected a number > 0"),
         ("gemma2", {"query_pre_attn_scalar": "x"}, "'query_pre_attn_scalar' is 'x'; expected a number > 0"),
         ("hunyuan_v1_dense", {"rope_scaling": {"alpha": 0}}, "'alpha' is 0; expected a number > 0"),
@@ -234,6 +243,21 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))
+
+
+@pytest.mark.parametrize("family", ["idefics3", "smolvlm"])
+def test_an_epsilon_that_a_text_config_leaves_out_is_llama_s(family: str) -> None:
+    """Not that of a config without 'text_config'."""
+    text = config(family)["text_config"]
+    assert isinstance(text, dict)
+    text.pop("rms_norm_eps", None)
+    assert describe(Config({**config(family), "text_config": text})).norm.epsilon == 1e-6
+
+
+@pytest.mark.parametrize(("whole", "text"), [(True, False), (False, True)])
+def test_the_head_of_a_mistral3_is_tied_as_its_whole_config_says(whole: bool, text: bool) -> None:
+    values = {**config("mistral3", tie_word_embeddings=text), "tie_word_embeddings": whole}
+    assert describe(Config(values)).tied == whole
 
 
 def test_rotations_of_their_own_are_kept_apart() -> None:

@@ -22,7 +22,7 @@ from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.package import open_package
 from tests.export.gguf.test_source import CASES, source_of, without_names
-from tests.support.families import FAMILIES, make_checkpoint
+from tests.support.families import FAMILIES, YARN, make_checkpoint
 from tests.support.gguf_files import Change, Tensors, write_file, write_gguf
 
 pytestmark = pytest.mark.peer
@@ -162,6 +162,8 @@ def test_variants_of_files_are_read_alike(more: Mapping[str, Any], change: Chang
     ("granite", "granite", {"expert_shared_feed_forward_length": 96, "ssm.conv_kernel": 4}),
     ("gpt_oss", "gpt-oss", {"attention.sliding_window_pattern": 2}),
     ("gemma3_text", "gemma3", {"attention.sliding_window_pattern": 2}),
+    ("qwen3_5_text", "qwen35", {"attention.recurrent_layers": None}),
+    ("olmo3", "olmo2", {"rope.freq_base_swa": 1e4}),
 ])  # fmt: skip
 def test_what_files_say_in_other_words_is_that_family(
     family: str, name: str, more: Mapping[str, Any], tmp_path: Path
@@ -195,6 +197,10 @@ def test_what_files_say_in_other_words_is_that_family(
     ("nemotron_h", {"nemotron_h.ssm.time_step_rank": 5}, ExportError, "'ssm.time_step_rank' is 5; .* have 4"),
     ("falcon_h1 norm", {"falcon-h1.ssm.group_count": 1}, ExportError, "ssm_conv1d.weight' is"),
     ("deepseek_v2 lite", {"deepseek2.attention.kv_lora_rank": None}, ExportError, "has no 'attention.kv_lora_rank'"),
+    ("olmo3", {"olmo2.rope.freq_base_swa": 2e4}, UnsupportedModel, "base_swa' is 20000 and 'rope.freq_base' 10000"),
+    ("llama", {"llama.rope.scaling.attn_factor": 1.3}, UnsupportedModel, "by 'none' .*attention factor 1.3"),
+    ("llama", {"llama.rope.scaling.factor": 2.0, "llama.rope.scaling.attn_factor": 1.3}, UnsupportedModel,
+     "by 'linear' with factor 2 and attention factor 1.3"),
 ])  # fmt: skip
 def test_what_files_do_not_say_is_not_guessed(
     name: str, more: Mapping[str, Any], error: type[ExportError], message: str, tmp_path: Path
@@ -202,6 +208,13 @@ def test_what_files_do_not_say_is_not_guessed(
     file = write_gguf(tmp_path / "m.gguf", checkpoint(tmp_path, name), more=more)
     with pytest.raises(error, match=message):
         convert(file, tmp_path / "out")
+
+
+def test_the_attention_factor_of_yarn_is_that_of_the_file(tmp_path: Path) -> None:
+    """The converter of llama.cpp writes it for any model whose config.json has it."""
+    folder = checkpoint(tmp_path / "hf", "qwen3", rope_parameters={**YARN, "attention_factor": 1.5})
+    more = {"qwen3.rope.scaling.yarn_attn_factor": 1.5}
+    check_same(write_gguf(tmp_path / "m.gguf", folder, more=more), folder)
 
 
 def test_a_gemma_without_windows_turns_all_layers_alike(tmp_path: Path) -> None:

@@ -220,6 +220,9 @@ CASES = {
     ),
 }
 SCORED = {name: _case(name) for name in ("roberta-scored", "xlm-roberta-scored", "modernbert-scored")}
+SCORED["modernbert of the first token"] = dataclasses.replace(
+    SCORED["modernbert-scored"], values={**SCORED["modernbert-scored"].values, "classifier_pooling": "cls"}
+)
 
 
 @pytest.mark.peer
