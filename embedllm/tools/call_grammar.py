@@ -127,11 +127,17 @@ def _after(text: str, prompt: str) -> str:
 
 
 def closed(schema: JSON) -> JSON:
-    """A schema without members that its objects do not name, where it says nothing of them; so no name comes twice."""
+    """A schema without members that its objects do not name, where it says nothing of them; so no name comes twice.
+
+    OpenAPI's "nullable", which tool_schema() writes for None as transformers does, is a choice with null.
+    """
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
+    if isinstance(nullable := schema.get("nullable"), bool):
+        rest = closed({key: value for key, value in schema.items() if key != "nullable"})
+        return {"anyOf": [rest, {"type": "null"}]} if nullable else rest
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
