@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from embedllm.cancel import Cancel, given_or_own
@@ -21,7 +22,7 @@ from embedllm.model.tool_reply import (
 )
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool, tool_schemas
-from embedllm.text.function_schema import FunctionTool
+from embedllm.text.function_schema import FunctionTool, hinted_arguments
 from embedllm.tools.calls import ToolCall, tool_parameters
 from embedllm.tools.tool_choice import choice_name
 
@@ -68,10 +69,7 @@ def run_tools(
     decisions that do not fit the calls; then nothing has run.
     """
     asked, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
-    known, awaited = _functions(asked.tools, functions)
-    if awaited:
-        raise ValueError(f"the tool '{awaited[0]}' has to be awaited; use arun_tools.")
-    runners = {name: tool.run if isinstance(tool, FunctionTool) else _by_name(tool) for name, tool in known.items()}
+    runners = _runners(asked.tools, functions, may_await=False)
 
     def reply(said: Sequence[Message], choice: str) -> Completion:
         now: ReplyOptions = {**options, "tool_choice": choice}
@@ -138,11 +136,7 @@ async def arun_tools(
         async with aclosing(chunks):
             return collect([tell(chunk) async for chunk in chunks])
 
-    known, _ = _functions(asked.tools, functions)
-    runners = {
-        name: tool.arun or tool.run if isinstance(tool, FunctionTool) else _by_name(tool)
-        for name, tool in known.items()
-    }
+    runners = _runners(asked.tools, functions, may_await=True)
     choice = choice_name(options.get("tool_choice", "auto"))
     loop = Loop(asked, runners, reply, choice, max_rounds, on_call=on_call, confirm=confirm, decisions=decisions,
                  needs_approval=needs_approval, cancel=given_or_own(cancel))  # fmt: skip
@@ -179,21 +173,32 @@ def _telling(on_chunk: Callable[[Chunk], object] | None) -> Callable[[Chunk], Ch
     return tell
 
 
-def _functions(
-    tools: Sequence[Tool], functions: Mapping[str, Callable[..., object]] | None
-) -> tuple[dict[str, Callable[..., object] | FunctionTool], list[str]]:
-    """What runs each tool, and the names of those that have to be awaited."""
-    found: dict[str, Callable[..., object] | FunctionTool] = dict(functions or {})
+def _runners(
+    tools: Sequence[Tool], functions: Mapping[str, Callable[..., object]] | None, *, may_await: bool
+) -> dict[str, Run]:
+    """What runs each tool. Raises ValueError for a schema without a function, and for what has to be awaited."""
+    functions = functions or {}
+    found: dict[str, Run] = {}
     for name, tool in zip(tool_parameters(tool_schemas(tools)), tools, strict=True):
-        if not isinstance(tool, Mapping):
-            found[name] = tool
-        elif name not in found:
+        if isinstance(tool, Mapping) and name not in functions:
             raise ValueError(
                 f"the tool '{name}' is a schema without a function; give it by functions={{'{name}': ...}}."
             )
-    runs = {name: tool.run if isinstance(tool, FunctionTool) else tool for name, tool in found.items()}
-    return found, [name for name, run in runs.items() if inspect.iscoroutinefunction(run)]
+        run = functions[name] if isinstance(tool, Mapping) else tool.run if isinstance(tool, FunctionTool) else tool
+        if not may_await and inspect.iscoroutinefunction(run):
+            raise ValueError(f"the tool '{name}' has to be awaited; use arun_tools.")
+        if isinstance(tool, FunctionTool):
+            found[name] = (tool.arun if may_await else None) or tool.run
+        elif isinstance(tool, Mapping):
+            found[name] = partial(_by_name, run)
+        else:
+            found[name] = partial(_by_hints, run)
+    return found
 
 
-def _by_name(function: Callable[..., object]) -> Run:
-    return lambda arguments, cancel: function(**arguments)
+def _by_name(function: Callable[..., object], arguments: Mapping[str, JSON], _: Cancel) -> object:
+    return function(**arguments)
+
+
+def _by_hints(function: Callable[..., object], arguments: Mapping[str, JSON], _: Cancel) -> object:
+    return function(**hinted_arguments(function, arguments))

@@ -19,6 +19,7 @@ from embedllm.types import JSON
 
 _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 _PLAIN = {**_SCALARS, list: "array", tuple: "array", dict: "object"}
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _HEADING = re.compile(r"[ \t]*(Args|Returns|Raises):[ \t]*")
 _ARGUMENT = re.compile(r"([ \t]*)(\w+):[ \t]*(.*)")
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
@@ -55,6 +56,10 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     required: list[JSON] = []
     for parameter in _parameters(function):
         where = f"the tool '{name}', argument '{parameter.name}'"
+        if parameter.kind not in _BY_NAME:
+            raise ValueError(
+                f"{where}: it cannot be given by name, as {parameter.kind.description}. Name each argument."
+            )
         if parameter.name not in hints:
             raise ValueError(f"{where}: there is no type hint.")
         if parameter.name not in arguments:
@@ -70,6 +75,26 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     if "return" in hints:
         result |= _return_entry(hints["return"], returns)
     return {"type": "function", "function": result}
+
+
+def hinted_arguments(function: Callable[..., object], arguments: Mapping[str, JSON]) -> dict[str, object]:
+    """The arguments as a function's type hints have them: members of an Enum in place of their values."""
+    hints = _hints(function, getattr(function, "__name__", "operation"))
+    return {name: _hinted(hints.get(name), value) for name, value in arguments.items()}
+
+
+def _hinted(hint: object, value: JSON) -> object:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return next((member for member in hint if (type(member.value), member.value) == (type(value), value)), value)
+    if origin is typing.Union or origin is types.UnionType:
+        found = (_hinted(arg, value) for arg in args)
+        return next((one for one in found if isinstance(one, enum.Enum) or one != value), value)
+    if origin is list and isinstance(value, list):
+        return [_hinted(args[0], one) for one in value]
+    if origin is dict and len(args) == 2 and isinstance(value, dict):
+        return {name: _hinted(args[1], one) for name, one in value.items()}
+    return value
 
 
 def _hints(function: Callable[..., object], name: str) -> dict[str, object]:

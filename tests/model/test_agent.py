@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import enum
+import json
 import logging
 from typing import Any, cast
 
@@ -169,6 +171,35 @@ def test_what_went_wrong_is_told_to_the_model(reply: str, told: str) -> None:
     assert told in said(done)[0]
     assert not done.outcomes[0].ran
     assert done.text == "Sorry."
+
+
+class Unit(enum.Enum):
+    """Of a temperature."""
+
+    CELSIUS = "celsius"
+    KELVIN = 0
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_tool_whose_hints_name_an_enum_gets_its_members(is_awaited: bool) -> None:
+    seen: list[object] = []
+
+    def convert(unit: Unit, others: list[Unit] | None, by: dict[str, Unit | int]) -> str:
+        """Converts.
+
+        Args:
+            unit: one
+            others: further
+            by: and more
+        """
+        seen.append((unit, others, by))
+        return unit.name
+
+    arguments = {"unit": "celsius", "others": [0, "celsius"], "by": {"a": 0, "b": 7}}
+    model, _ = scripted(call("convert", json.dumps(arguments)), "Done.")
+    reply = asyncio.run(arun_tools(model, ASK, [convert])) if is_awaited else run_tools(model, ASK, [convert])
+    assert seen == [(Unit.CELSIUS, [Unit.KELVIN, Unit.CELSIUS], {"a": Unit.KELVIN, "b": 7})]
+    assert (reply.outcomes[0].result, reply.outcomes[0].call.arguments) == ("CELSIUS", arguments)
 
 
 class MuteError(Exception):
