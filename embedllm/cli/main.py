@@ -122,7 +122,7 @@ for command in _COMMANDS:
 
 
 def main() -> None:
-    """Entry point of `embedllm` and `python -m embedllm`."""
+    """What the program `embedllm` does once this module is imported."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - lives as long as we do

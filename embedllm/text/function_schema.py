@@ -15,6 +15,7 @@ from embedllm.cancel import Cancel
 from embedllm.text.type_schema import Schema, TypeSchemas, from_json, type_hints
 from embedllm.types import JSON
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _HEADING = re.compile(r"[ \t]*(Args|Returns|Raises):[ \t]*")
 _ARGUMENT = re.compile(r"([ \t]*)(\w+):[ \t]*(.*)")
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
@@ -49,6 +50,10 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     required: list[JSON] = []
     for parameter in _parameters(function):
         where = f"the tool '{name}', argument '{parameter.name}'"
+        if parameter.kind not in _BY_NAME:
+            raise ValueError(
+                f"{where}: it cannot be given by name, as {parameter.kind.description}. Name each argument."
+            )
         if parameter.name not in hints:
             raise ValueError(f"{where}: there is no type hint.")
         if parameter.name not in arguments:

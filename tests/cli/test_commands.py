@@ -5,6 +5,7 @@ Most run inside this process; where signals, pipes or a terminal matter, in one 
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -14,7 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import click
@@ -235,6 +238,26 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_with_130(endless: str) -> None:
     assert rest.endswith(b"\n")
     assert b"(stopped after" in errors
     assert b"Traceback" not in errors
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pressed(MetaPathFinder):
+        def find_spec(self, fullname: str, *_: object) -> None:
+            if fullname == "embedllm.cli.commands.bench":
+                raise KeyboardInterrupt
+
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = scripts["scripts"]["embedllm"].partition(":")
+    program = getattr(importlib.import_module(module), function)
+    for name in ("embedllm.cli.main", "embedllm.cli.commands.bench"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Pressed(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
 
 
 @pytest.mark.usefixtures("ctrl_c_works")

@@ -160,9 +160,18 @@ def bad_choices(x: str) -> None:
     """
 
 
+def variable(*x: int) -> None:
+    """Any number of values.
+
+    Args:
+        x: values
+    """
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
+        (variable, "argument 'x': it cannot be given by name, as variadic positional"),
         (undocumented, "tool 'undocumented' has no docstring"),
         (undescribed, "tool 'undescribed', argument 'x': the docstring does not"),
         (untyped, "argument 'x': there is no type hint"),

@@ -64,6 +64,25 @@ def test_a_random_models_calls_can_be_read_and_are_valid(written: ToolFormat) ->
     assert whole
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "pythonic", "gemma4", "minimax_m3"])  # each notation
+def test_an_argument_that_may_be_none_is_held_to_its_type_or_null(name: str) -> None:
+    """As tool_schema() writes `int | None` and `list[str] | None`."""
+    properties = {
+        "a": {"type": "integer", "minimum": 0, "maximum": 9, "nullable": True},
+        "b": {"type": "array", "items": {"type": "boolean", "nullable": False}, "maxItems": 2, "nullable": True},
+    }
+    tools = {"f": {"type": "object", "properties": properties, "required": ["a", "b"]}}
+    found = set()
+    for seed in range(12):
+        _, parts, reason = guided_call(format_named(name), tools, "f", seed, limit=600)
+        if reason != "length":
+            (call,) = parts.tool_calls
+            assert call.problem == ""
+            check_arguments(call.arguments, tools["f"])
+            found.add((call.arguments["a"] is None, call.arguments["b"] is None))
+    assert len(found) > 1
+
+
 class Colour(enum.Enum):
     RED = "red"
     GREEN = "green light"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +27,10 @@ Id: TypeAlias = "int | str"
 
 MESSAGE_LIMIT = 8 << 20  # bytes of one line; a context of 128,000 tokens is about half a megabyte of text
 _PIECE = 1 << 16
+_START = 256  # bytes in which a message's id stands, as clients write it
+_ID_AT_START = re.compile(
+    rb'(?:\xef\xbb\xbf)?\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(-?(?:0|[1-9][0-9]{0,17})|"[\w.:-]*")\s*,'
+)
 _HALF = "found half of a surrogate pair (\\ud800 to \\udfff); expected both halves. Don't cut a text between them."
 
 # JSON-RPC's own
@@ -71,23 +76,35 @@ class Call:
     id: Id | None
 
 
-def lines(read: Callable[[int], bytes], limit: int = MESSAGE_LIMIT) -> Iterator[bytes | None]:
-    """The lines of a stream, without their ends; None for one longer than `limit`, which is skipped, not kept.
+@dataclass(frozen=True, slots=True)
+class SkippedLine:
+    """A line that was longer than the limit."""
+
+    start: bytes
+
+    @property
+    def error(self) -> RpcError:
+        """The answer to it."""
+        message = f"found a message of more than {MESSAGE_LIMIT} bytes; it was skipped. Send shorter texts."
+        return RpcError(TOO_LARGE, message, id=_id_at_start(self.start))
+
+
+def lines(read: Callable[[int], bytes], limit: int = MESSAGE_LIMIT) -> Iterator[bytes | SkippedLine]:
+    """The lines of a stream, without their ends; of one longer than `limit` only the start is kept.
 
     read: gives at most that many bytes, and none at the end. What stands there without a line end is a line too.
     """
-    line, is_too_long = bytearray(), False
+    line, skipped = bytearray(), None
     for piece in iter(lambda: read(_PIECE), b""):
-        *ends, rest = piece.split(b"\n")
-        for part in ends:
+        for place, part in enumerate(piece.split(b"\n")):
+            if place > 0:  # a line end stood before this part
+                yield skipped or bytes(line)
+                line, skipped = bytearray(), None
             line += part
-            yield None if is_too_long or len(line) > limit else bytes(line)
-            line, is_too_long = bytearray(), False
-        line += rest
-        if len(line) > limit:
-            line, is_too_long = bytearray(), True
-    if line or is_too_long:
-        yield None if is_too_long else bytes(line)
+            if len(line) > limit:
+                line, skipped = bytearray(), skipped or SkippedLine(bytes(line[:_START]))
+    if line or skipped:
+        yield skipped or bytes(line)
 
 
 def parse(line: bytes) -> Call:
@@ -152,7 +169,8 @@ def _loaded(line: bytes) -> object:
     except UnicodeDecodeError as error:
         raise RpcError(PARSE_ERROR, f"found bytes that are no UTF-8 ({error.reason} at byte {error.start}).") from None
     except RecursionError:
-        raise RpcError(PARSE_ERROR, "found JSON that is nested too deeply; expected a few levels.") from None
+        message = "found JSON that is nested too deeply; expected a few levels."
+        raise RpcError(PARSE_ERROR, message, id=_id_at_start(line)) from None
     except ValueError as error:
         raise RpcError(PARSE_ERROR, f"found no JSON ({error}); expected one JSON object a line.") from None
     if faults:
@@ -192,6 +210,12 @@ def _id(message: Mapping[str, object]) -> Id | None:
     if isinstance(id, bool) or not isinstance(id, int | str) or _has_half_a_pair(id):
         return None
     return id
+
+
+def _id_at_start(line: bytes) -> Id | None:
+    """The id of a message that is not read as a whole, so that the host's request does not wait for ever."""
+    found = _ID_AT_START.match(line)
+    return json.loads(found[1]) if found else None
 
 
 def kind_of(value: object) -> str:

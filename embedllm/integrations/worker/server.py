@@ -25,10 +25,10 @@ from embedllm.integrations.worker.protocol import (
     MESSAGE_LIMIT,
     METHOD_NOT_FOUND,
     NO_MODEL,
-    TOO_LARGE,
     Call,
     Id,
     RpcError,
+    SkippedLine,
     error_message,
     lines,
     parse,
@@ -52,7 +52,6 @@ _MOST_UNREAD = 8 * MESSAGE_LIMIT  # bytes of requests that wait for the host to 
 _GRACE_S = 5.0  # for what runs when the end comes; a model that loads can't be interrupted
 _TICK_S = 1.0  # between two notes that a model still loads
 _WAIT = "Wait for each answer before you send 'shutdown' or close stdin."
-_TOO_LARGE = f"found a message of more than {MESSAGE_LIMIT} bytes; it was skipped. Send shorter texts."
 
 
 class Worker:
@@ -64,7 +63,7 @@ class Worker:
     def __init__(self, read: Callable[[int], bytes], write: Callable[[bytes], None]) -> None:
         self._read = read
         self._endings: queue.SimpleQueue[tuple[int, Id | None]] = queue.SimpleQueue()  # code, who asked to shut down
-        self._lines: queue.SimpleQueue[tuple[bytes | None] | None] = queue.SimpleQueue()  # None: the end
+        self._lines: queue.SimpleQueue[bytes | SkippedLine | None] = queue.SimpleQueue()  # None: the end
         self._unread_bytes = 0  # of them, about
         self._output = Output(write, on_closed=lambda: self._endings.put((CLOSED_PIPE, None)))
         self._send = self._output.send
@@ -106,8 +105,8 @@ class Worker:
         thread.start()
         try:
             for line in lines(self._read):
-                self._unread_bytes += len(line or b"")
-                self._lines.put((line,))
+                self._unread_bytes += len(line) if isinstance(line, bytes) else 0
+                self._lines.put(line)
                 if self._unread_bytes > _MOST_UNREAD:
                     _say(f"the host sent over {_MOST_UNREAD} bytes of requests and reads no answers; the worker ends")
                     self._endings.put((CRASHED, None))
@@ -121,12 +120,12 @@ class Worker:
     def _take_all(self) -> None:
         """Answers what was read, or passes it on."""
         try:
-            while (item := self._lines.get()) is not None:
-                (line,) = item
-                self._unread_bytes -= len(line or b"")
-                if line is None:
-                    self._send(error_message(RpcError(TOO_LARGE, _TOO_LARGE)))
-                elif line.strip() and self._take(line):
+            while (line := self._lines.get()) is not None:
+                if isinstance(line, SkippedLine):
+                    self._send(error_message(line.error))
+                    continue
+                self._unread_bytes -= len(line)
+                if line.strip() and self._take(line):
                     return
         except Exception:  # noqa: BLE001  # ends the process, which would else wait for ever
             traceback.print_exc()

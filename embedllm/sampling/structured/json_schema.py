@@ -64,22 +64,21 @@ def closed(schema: JSON) -> JSON:
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found: dict[str, JSON] = {"additionalProperties": False} if schema.get("properties") is not None else {}
+    parts: dict[str, JSON] = {"additionalProperties": False} if schema.get("properties") is not None else {}
     for key, value in schema.items():
         if value is None and key != "const":
             continue
         if key in _MAPS + _DEFINITIONS and isinstance(value, dict):
-            found[key] = {name: closed(part) for name, part in value.items()}
+            parts[key] = {name: closed(part) for name, part in value.items()}
         elif key in _SINGLE or (key in _LISTS and key != "allOf"):  # whose parts are closed as a whole
-            found[key] = closed(value)
+            parts[key] = closed(value)
         else:
-            found[key] = value
-    if found.get("nullable") is not True:
-        return found
-    del found["nullable"]
-    if isinstance(kind := found.get("type"), str) and "enum" not in found and "const" not in found:
-        return {**found, "type": [kind, "null"]}  # one type, not two schemas: more notations of calls can say it
-    return {"anyOf": [found, {"type": "null"}]} if found else found
+            parts[key] = value
+    if not isinstance(parts.get("nullable"), bool) or not parts.pop("nullable"):
+        return parts
+    if isinstance(kind := parts.get("type"), str) and "enum" not in parts and "const" not in parts:
+        return {**parts, "type": [kind, "null"]}  # one type, not two schemas: more notations of calls can say it
+    return {"anyOf": [parts, {"type": "null"}]} if parts else parts
 
 
 class _Reader:

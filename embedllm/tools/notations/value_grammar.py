@@ -177,10 +177,10 @@ class ValueGrammar:
         return f"{self._literal(f'{namespace}<{name}>')} {value} {self._literal(f'{namespace}</{name}>')}"
 
     def _tree(self, schema: JSON, root: Schema, namespace: str, depth: int) -> str:
-        """A value as elements; where a text may stand too, no list or object, which would look the same."""
+        """A value as elements; where a text or number may stand too, no list or object, which would look the same."""
         allowed = kinds(schema, root)
         plain = [kind for kind in TYPES if kind in allowed and kind not in ("array", "object")]
-        if plain:
+        if plain and (plain != ["null"] or len(allowed) == 1):
             return self._plain(schema, root, plain, namespace, is_typed=False)
         return self._nested(
             "tree", schema, root, depth, lambda kind: self._tree_kind(kind, schema, root, namespace, depth)
@@ -190,6 +190,8 @@ class ValueGrammar:
         if kind == "array":
             item = self._element(ITEM, self._tree(_items(schema, root), root, namespace, depth + 1), namespace)
             return _repeated(self.rule(item), schema, root, separator="")
+        if kind == "null":
+            return '"null"'
         if _part(schema, root, "properties") is None:
             return '""'
         return self._sequence(self._tree_members(_resolved(schema, root), root, namespace, depth), "") or '""'

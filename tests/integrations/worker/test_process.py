@@ -250,6 +250,7 @@ def test_a_call_of_a_tool_needs_no_content(host: Host) -> None:
         (b'{"jsonrpc":"2.0","id":3,"method":"initialize","params":[]}', -32602, 3),
         (b'{"jsonrpc":"2.0","id":"4","method":"explode"}', -32601, "4"),
         (b"{" + b" " * MESSAGE_LIMIT + b"}", -32012, None),
+        (b'{"jsonrpc":"2.0","id":6,' + b" " * MESSAGE_LIMIT + b"}", -32012, 6),
     ],
 )
 def test_a_wrong_line_is_answered_and_the_next_one_is_read(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
-from embedllm.integrations.worker.protocol import RpcError, encode, error_message, lines, parse
+from embedllm.integrations.worker.protocol import RpcError, SkippedLine, encode, error_message, lines, parse
 
 
 def in_pieces(pieces: Sequence[bytes]) -> Iterator[bytes]:
@@ -25,7 +25,7 @@ def test_pieces_don_t_matter_for_the_lines(pieces: list[bytes]) -> None:
     expected = b"".join(pieces).split(b"\n")
     expected = expected[:-1] if expected[-1] == b"" else expected
     source = in_pieces(pieces)
-    found = list(lines(lambda _: next(source), limit=8))
+    found = [line if isinstance(line, bytes) else None for line in lines(lambda _: next(source), limit=8)]
     assert found == [line if len(line) <= 8 else None for line in expected]
 
 
@@ -36,7 +36,28 @@ def test_a_line_that_is_too_long_is_not_kept() -> None:
         asked.append(size)
         return b"x" * size if len(asked) < 1000 else b""
 
-    assert list(lines(read, limit=100)) == [None]
+    (line,) = lines(read, limit=1000)
+    assert isinstance(line, SkippedLine)
+    assert len(line.start) < 1000
+
+
+@pytest.mark.parametrize(
+    ("start", "id"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"method":"chat",', 7),
+        (b'\xef\xbb\xbf { "id" : "a-7" , "jsonrpc" : "2.0",', "a-7"),
+        (b'{"jsonrpc":"2.0","method":"chat","params":{"id":7,', None),
+        (b'{"jsonrpc":"2.0","id":7.5,', None),
+        (b'{"jsonrpc":"2.0","id":"\\ud83d",', None),
+    ],
+)
+def test_a_message_that_is_not_read_as_a_whole_is_answered_by_the_id_at_its_start(start: bytes, id: int | str) -> None:
+    (line,) = lines(io.BytesIO(start + b" " * 1000).read, limit=999)
+    assert isinstance(line, SkippedLine)
+    assert (line.error.code, line.error.id) == (-32012, id)
+    with pytest.raises(RpcError) as raised:
+        parse(start + b'"a":' + b"[" * 100_000)
+    assert (raised.value.code, raised.value.id) == (-32700, id)
 
 
 @given(st.text(), st.integers() | st.text())
