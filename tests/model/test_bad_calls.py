@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_role_that_the_template_leaves_out_is_refused(role: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["list files", [{"type": "text", "text": " list files"}]])
-def test_so_is_one_where_texts_are_lists_of_parts(content: object) -> None:
+def test_so_is_one_where_texts_are_lists_of_parts(content: Any) -> None:  # noqa: ANN401  # a text or parts
     with load("demo", chat_template=PARTS_OF_USERS) as llm:
         assert llm.prompt([{"role": "user", "content": content}]).strip() == "list files"
         with pytest.raises(ValueError, match=r"messages\[1\]\['role'\] is 'usr', a role that the chat template leaves"):

@@ -177,6 +177,10 @@ def test_errors_say_the_same_as_on_the_desktop_and_a_cancelled_load_can_be_done_
         await failing("refused", embedllm.aload(tiny, device="webgpu", urls=urls))
         await failing("missing", embedllm.aload(tiny + "-not", urls=urls))
         await failing("option", embedllm.aload(tiny, exact=True))
+        await failing("context", embedllm.aload(tiny, context=129, urls=urls))
+        llm = await embedllm.aload(tiny, context=24, urls=urls)
+        await failing("full", llm.agenerate([7] * 30))
+        llm.close()
         await failing("library", embedllm.aload(tiny, urls={"none": "x"}))
 
         def stops(progress):
@@ -198,10 +202,12 @@ def test_errors_say_the_same_as_on_the_desktop_and_a_cancelled_load_can_be_done_
     kinds = {name: error[0] for name, error in found.items() if name != "cancelled"}
     assert kinds == {
         "refused": "DeviceUnavailable", "missing": "PackageError", "option": "ValueError", "library": "ValueError",
-        "progress": "OSError",
+        "progress": "OSError", "context": "ValueError", "full": "ContextFull",
     }  # fmt: skip
     assert found["refused"][2] == "webgpu"
     assert "software" in found["refused"][1]
+    assert "context is 129 tokens, and" in found["context"][1]
+    assert "24 can be held together with the reply. Shorten the prompt, or load with a larger" in found["full"][1]
     assert found["cancelled"]
     web_server.release("/models/demo/weights.safetensors")
     text = run(

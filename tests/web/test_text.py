@@ -373,7 +373,8 @@ def defaults(folder: Path, text: str | None, words: str) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
              "frequency_penalty", "seed")  # fmt: skip
     sampling = {name: getattr(read.sampling, name) for name in names}
-    assert {bias for _, bias in read.sampling.logit_bias} <= {-math.inf}  # which JSON has not
-    sampling["logit_bias"] = [token for token, _ in read.sampling.logit_bias]
+    biases = dict(read.sampling.logit_bias)
+    assert set(biases.values()) <= {-math.inf}  # which JSON has not
+    sampling["logit_bias"] = [*biases]
     bans = bool(read.sampling.no_repeat_ngram or read.sampling.bad_words)
     return {"text": text, "expected": {"sampling": sampling, "max_tokens": read.max_tokens, "bans": bans}, "words": ""}
