@@ -48,10 +48,9 @@ def _can_be_nearer(package: Package) -> bool:
     """Whether there are products whose activations are rounded by default in ONNX Runtime."""
     from embedllm.backends.ort.engine import unsupported_exact
 
-    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
-    entries = packings.values() if isinstance(packings, dict) else ()
+    recipe = package.manifest.get("recipe")
     is_exact = isinstance(recipe, dict) and recipe.get("exact")
-    has_four_bits = any(isinstance(entry, dict) and entry.get("bits") == 4 for entry in entries)
+    has_four_bits = any(entry.get("bits") == 4 for entry in package.packing_entries.values())
     return has_four_bits and not is_exact and unsupported_exact(exact=True) is None
 
 
