@@ -19,7 +19,7 @@ def open_source(
 ) -> tuple[Location, Checkpoint]:
     """The place of a source's small files, and the source, which is the caller's to close.
 
-    revision: as locate() has it. mmproj: as GgufSource has it. Raises ExportError, UnsupportedModel.
+    revision: as locate() has it. mmproj: as GgufSource has it. Raises ExportError, UnsupportedModel, HubError.
     """
     if not isinstance(source, Location):
         path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there

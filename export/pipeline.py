@@ -104,7 +104,8 @@ def convert(
     (docs/guide-export.md#in-onnxruntime-genai); without it as a text decoder.
     shard: cut files of more bytes into parts, for web servers that limit the size of a file; such a folder is loaded by
     browsers only (docs/format.md#shards).
-    Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
+    Raises ExportError, UnsupportedModel, and HubError for a repository of the hub. Whatever happens, nothing
+    half-written is left under the name of `out`.
     """
     request = ExportRequest(
         source=source,

@@ -201,14 +201,13 @@ def _tiles_experts(package: Package) -> bool:
 
 
 def _unsupported_on_npu(package: Package, kv: str | None) -> Unsupported | None:
-    entries = package.manifest.get("quantization")
-    packings = entries.values() if isinstance(entries, dict) else ()
-    if not all(isinstance(one, dict) and one.get("symmetric", True) for one in packings):
+    packings = package.packing_entries.values()
+    if not all(one.get("symmetric", True) for one in packings):
         return Unsupported(
             f"the weights of '{package.name}' have zero points, which the NPU's compiler does not take",
             "export it with --target npu",
         )
-    if any(isinstance(one, dict) and one.get("scale_bits", 16) != 16 for one in packings):
+    if any(one.get("scale_bits", 16) != 16 for one in packings):
         return Unsupported(
             f"the weights of '{package.name}' have scales in float32, which the NPU's compiler is not known to take",
             "export it again with --bits 4 --target npu",

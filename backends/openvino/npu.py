@@ -179,8 +179,7 @@ def _properties(
         "NPUW_LLM_MIN_RESPONSE_LEN": options.reply,
         "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": _PIECE,
     }
-    entries = package.manifest.get("quantization")
-    groups = {entry.get("group_size") for entry in entries.values()} if isinstance(entries, dict) else set()
+    groups = {entry.get("group_size") for entry in package.packing_entries.values()}
     if any(isinstance(group, int) and group % _UNPACKED_GROUP for group in groups):
         chosen |= {"NPUW_FOLD": "NO", "NPUW_HOST_GATHER": "NO"}  # nothing is unpacked outside of the models then
         if not on_cpu:

@@ -99,13 +99,13 @@ def _unsupported_request(exact: bool) -> Unsupported | None:
 
 def check_exact(package: Package) -> None:
     """Raises PackageError when the graph has products that round their activations, whatever the runtime is told."""
-    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
-    if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
+    recipe = package.manifest.get("recipe")
+    if not isinstance(recipe, dict) or recipe.get("exact"):
         return
     decoder = package.architecture
     # an embedding alone is no product
     looked_up = set() if isinstance(decoder, ExternalGraph) else {decoder.embedding.name} - {decoder.head.name}
-    entries = (entry for name, entry in packings.items() if name not in looked_up and isinstance(entry, dict))
+    entries = (entry for name, entry in package.packing_entries.items() if name not in looked_up)
     if rounded := next((matrices for entry in entries if (matrices := _rounded(entry))), ""):
         raise PackageError(
             f"'{package.name}' cannot be loaded with exact=True: it has {rounded}, whose products round their "

@@ -10,9 +10,15 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
+
+if TYPE_CHECKING:
+    from embedllm.files.progress import Progress
+    from embedllm.hub.repository import Repository
 
 MORE_TEMPLATES = "additional_chat_templates"  # a folder
 # what is copied into a package as it is
@@ -24,6 +30,7 @@ TEXTS = (
 )  # fmt: skip
 SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json")
 SMALL = ["config.json", "README.md", "added_tokens.json", "*.safetensors.index.json", *TEXTS, *SENTENCES]
+_WEIGHTS = "model.safetensors"  # of a checkpoint in one file
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -33,23 +40,20 @@ class Location:
 
     folder: Path
     name: str  # a repo id, or the name of the folder: a package is handed on, paths of this machine are not
-    repository: str = ""  # "" for a folder
-    revision: str = ""  # the commit that was fetched
-    fetcher: Callable[[Sequence[str]], object] | None = None  # what fetches files, where another has fetched these
+    revision: str = ""  # of a repository, the commit that was fetched
+    fetcher: Callable[[Sequence[str]], object] | None = None  # what fetches further files of a repository
 
     def fetch(self, names: Sequence[str]) -> None:
         """Makes sure that these files are in the folder, as far as the source has them."""
         if self.fetcher is not None:
             self.fetcher(names)
-        elif self.repository:
-            _download(self.repository, self.revision, names)
 
 
 def locate(source: str | Path | Location, revision: str | None = None) -> Location:
     """The place of a source; one that is known already as it is.
 
     revision: a branch, tag or commit of a repository; None takes its main branch.
-    Raises ExportError when there is neither such a folder nor such a repository.
+    Raises ExportError for what is neither a folder nor a repo id, HubError for a repository that cannot be had.
     """
     if isinstance(source, Location):
         return source
@@ -61,17 +65,25 @@ def locate(source: str | Path | Location, revision: str | None = None) -> Locati
             raise ExportError(f"'{path}' is a file; expected a folder with config.json and safetensors, or a repo id.")
     if not _REPOSITORY.fullmatch(str(source)):
         raise ExportError(f"there is no folder '{source}', and it is no repo id like 'Qwen/Qwen3-0.6B'.")
-    folder = _download(str(source), revision, SMALL)
-    return Location(folder, str(source), str(source), folder.name)  # the cache names a snapshot by its commit
+    from embedllm.hub.repository import open_repository
+
+    repository = open_repository(str(source), revision=revision)
+    found = of_repository(repository)
+    repository.remember()  # for a time without the hub
+    return found
 
 
-def _download(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    from huggingface_hub import snapshot_download
+def of_repository(
+    repository: Repository,
+    on_progress: Callable[[Progress], None] | None = None,
+    before: Callable[[Sequence[str]], None] = lambda _: None,
+) -> Location:
+    """A checkpoint whose weights are downloaded when the export asks for them; `before` is called with their names."""
 
-    try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
-    except Exception as error:  # the client's own, ValueError for the name, or those of whichever HTTP package it uses
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ExportError(
-            f"there is no folder '{repository}', and it cannot be downloaded from the Hugging Face hub: {reason}"
-        ) from error
+    def fetch(names: Sequence[str]) -> None:
+        needed = [name for name in names if name in repository.files or name != _WEIGHTS]
+        before(needed)
+        repository.fetch(needed, on_progress)
+
+    small = [name for name in repository.files if any(fnmatchcase(name, pattern) for pattern in SMALL)]
+    return Location(repository.fetch(small), repository.name, revision=repository.commit, fetcher=fetch)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, Engine, Unsupported
 from embedllm.backends.checks import cannot_run
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.generation.engine_loop import EngineLoop
+from embedllm.loading.device_check import DeviceChecks, Usable
 from embedllm.loading.out_of_memory import memory_ran_out, ran_out
 from embedllm.package.package import Package
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from embedllm.backends.devices.selection import DeviceSearch
     from embedllm.backends.needed_memory import MemoryEstimate
     from embedllm.backends.options import RuntimeOptions
-    from embedllm.backends.probe.runner import Probes
     from embedllm.loading.options import LoadOptions
     from embedllm.package.lora.adapter import Adapter
 
@@ -39,34 +39,25 @@ def open_first(
     runtime: of the device that is about to be opened. hidden_graph: as open_engine() has it.
     Raises DeviceUnavailable, PackageError.
     """
-    from embedllm.backends.devices import registry
     from embedllm.backends.devices.selection import AUTO
 
     failures: list[DeviceUnavailable] = []
-    probes = ProbeResults(package, exact=options.exact)
+    checks = DeviceChecks(package, exact=options.exact, kv=options.kv,
+                          adapter_bytes=sum(adapter.bytes for adapter in adapters or ()),
+                          latents=options.openvino.latents if options.openvino else None)  # fmt: skip
     for device in search:
-        if (unsupported := probes.unsupported(device)) is not None:
-            search.refuse(device, *unsupported)
+        found = checks.check(device)
+        if isinstance(found, Unsupported):
+            search.refuse(device, *found)
             continue
-        suited = registry.suited(package, device, probes.variants.get(device.name, ()))
-        if options.exact:
-            registry.check_exact(suited, device)
-        memory, short = _memory_on(suited, device, options, adapters)
-        if short is not None:
-            if search.is_explicit:
-                raise cannot_run(device, *short)
-            search.refuse(device, *short)
-            continue
-        notes = [*probes.notes, *(f"by the graph '{variant}', for its memory" for variant in memory.variants)]
-        noted = "".join(f"; {note}" for note in notes)
+        noted = "".join(f"; {note}" for note in found.notes)
         passed = "".join(f"; not {refusal}" for refusal in search.rejected)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
-            variants = {**probes.variants, device.name: memory.variants} if memory.variants else probes.variants
-            engine = _open(suited, device, options, runtime(device), adapters, variants, hidden_graph)
-            return engine, memory, suited
+            engine = _open(found, device, options, runtime(device), adapters, hidden_graph)
+            return engine, found.memory, found.package
         except (DeviceError, MemoryError, OSError) as error:
-            failure = _unavailable(suited, device, memory, error)
+            failure = _unavailable(found, device, error)
             if search.is_explicit:
                 raise failure from error  # what was asked for alone never falls back to another
             _log.info("'%s' could not be opened: %s", device.name, failure)
@@ -78,74 +69,29 @@ def open_first(
     raise search.failure() from (failures[-1] if failures else None)
 
 
-def _memory_on(
-    package: Package, device: Device, options: LoadOptions, adapters: Sequence[Adapter] | None
-) -> tuple[MemoryEstimate, tuple[str, str] | None]:
-    """What is needed there, and why that is more than there is."""
-    from embedllm.loading.memory_estimate import estimate_memory, shortfall
-
-    exact, kv, adapter_bytes = options.exact, options.kv, sum(adapter.bytes for adapter in adapters or ())
-    latents = options.openvino.latents if options.openvino else None
-    memory = estimate_memory(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes, latents=latents)
-    short = shortfall(package, device, estimate=memory, exact=exact, kv=kv, adapter_bytes=adapter_bytes,
-                      latents=latents)  # fmt: skip
-    return memory, short
-
-
 def _open(
-    package: Package,
+    found: Usable,
     device: Device,
     options: LoadOptions,
     runtime: RuntimeOptions,
     adapters: Sequence[Adapter] | None,
-    variants: Mapping[str, Sequence[str]],
     hidden_graph: str,
 ) -> Engine:
     from embedllm.backends.devices.registry import open_engine
 
     def open_it() -> Engine:
-        return open_engine(package, device, runtime=runtime, exact=options.exact, kv=options.kv,
-                           adapts=adapters is not None, openvino=options.openvino, variants=variants,
+        return open_engine(found.package, device, runtime=runtime, exact=options.exact, kv=options.kv,
+                           adapts=adapters is not None, openvino=options.openvino, variants=found.variants,
                            hidden_graph=hidden_graph)  # fmt: skip
 
     # a GPU captures its steps: nothing else may allocate there meanwhile. Elsewhere a load holds no other model up
     return EngineLoop.of(device.name).call(open_it) if device.memory and options.threaded else open_it()
 
 
-class ProbeResults:
-    """What the probes of one load found."""
-
-    def __init__(self, package: Package, *, exact: bool) -> None:
-        self.variants: dict[str, Sequence[str]] = {}  # by the device's name: of the graphs that may be used there
-        self.notes: list[str] = []  # on the last device: why a better graph is not used
-        self._package = package
-        self._exact = exact
-        self._probes: Probes | None = None
-
-    def unsupported(self, device: Device) -> Unsupported | None:
-        """Why a device, or one of a pair, must not be used, and what helps; None when it may be."""
-        from embedllm.backends.devices import registry
-
-        self.notes = []
-        for part in registry.parts(self._package, device, exact=self._exact):
-            if not registry.is_probed(part):
-                continue
-            from embedllm.backends.probe import runner as probe_run
-
-            self._probes = self._probes or probe_run.Probes()
-            outcome = self._probes.outcome_for(part)
-            if outcome is not None and not outcome.ok:
-                whose = "" if part.name == device.name else f"'{part.name}': "
-                return Unsupported(whose + outcome.reason, outcome.remedy)
-            self.variants[part.name] = probe_run.variants(part, outcome)
-            self.notes += [outcome.reason] if outcome is not None and outcome.reason else []
-        return None
-
-
-def _unavailable(package: Package, device: Device, memory: MemoryEstimate, error: Exception) -> DeviceUnavailable:
+def _unavailable(found: Usable, device: Device, error: Exception) -> DeviceUnavailable:
     """An error of opening a device, as one that tells what was tried. Raises it where it says nothing of the device."""
     if ran_out(error):
-        return cannot_run(device, *memory_ran_out(package, memory, error))
+        return cannot_run(device, *memory_ran_out(found.package, found.memory, error))
     if isinstance(error, DeviceUnavailable):
         return error
     if not isinstance(error, DeviceError):

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from embedllm.errors import DeviceUnavailable, HubError
-from embedllm.hub.checkpoint import locate
 from embedllm.hub.file_selection import GENAI, Choice, choose
+from embedllm.hub.location import of_repository
 from embedllm.hub.name import HubName
 from embedllm.hub.repository import Repository, cache_folder, check_space, open_repository
 from embedllm.loading.export_cache import cached_export, exports_folder, find_export
@@ -115,7 +115,7 @@ def _export_checkpoint(repository: Repository, on_progress: OnProgress) -> Path:
         def look(names: Sequence[str]) -> None:
             _check_room(repository, names, expected.files[WEIGHTS].bytes)
 
-        location = locate(repository, on_progress, look)
+        location = of_repository(repository, on_progress, look)
         expected = expected_package(location, Recipe())
         check_memory(expected)
         convert(location, out, on_progress=on_progress)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import HubError
-from embedllm.hub.checkpoint import locate
 from embedllm.hub.file_selection import Choice, choose
+from embedllm.hub.location import of_repository
 from embedllm.hub.name import hub_name
 from embedllm.hub.repository import Repository, open_repository
 
@@ -41,7 +41,7 @@ def export_source(
         found, own = fetch_gguf(repository, choice, on_progress, takes_mmproj=mmproj is True)
         mmproj = own if mmproj is True else mmproj
     else:
-        found = locate(repository, on_progress)
+        found = of_repository(repository, on_progress)
     repository.remember()
     return found, mmproj
 

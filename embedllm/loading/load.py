@@ -13,7 +13,6 @@ from embedllm.generation.defaults import read_defaults
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES, PrefixCache, open_disk_store
-from embedllm.loading.device_search import open_first
 from embedllm.loading.draft import check_draft, check_is_no_head, head_of, hidden_graph_of
 from embedllm.loading.load_request import open_requested_package, preferred_device, search_devices, tuning_of
 from embedllm.loading.options import LoadOptions, same_parameters
@@ -182,8 +181,9 @@ def open_model(path: str | os.PathLike[str], options: LoadOptions) -> Model:
 
 def _open_decoder(package: Package, options: LoadOptions) -> Model:
     """A model that generates text."""
-    from embedllm.backends.devices import registry
-    from embedllm.sampling.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
+    from embedllm.backends.devices import registry  # these are not in a browser, which has JavaScript's
+    from embedllm.loading.device_search import open_first
+    from embedllm.sampling.structured.llguidance import TokenGrammars
 
     check_is_no_head(package)
     if options.adapters is not None:

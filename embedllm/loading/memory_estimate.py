@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from embedllm.backends.base import Device, Unsupported
@@ -186,8 +186,7 @@ def _packed_bytes(package: Package, footprint: MemoryFootprint, *, is_latent: bo
 
     is_latent: what expands latents is there as floats.
     """
-    entries = package.manifest.get("quantization")
-    packings = entries if isinstance(entries, dict) else {}
+    packings = package.packing_entries
     floats = {part.name for each in package.decoder.attentions for part in (each.k, each.v) if is_latent}
     bits = 0.0
     for matrix in _products(package.decoder):
@@ -196,11 +195,12 @@ def _packed_bytes(package: Package, footprint: MemoryFootprint, *, is_latent: bo
     return int(bits / 8)
 
 
-def _bits(packing: object, footprint: MemoryFootprint) -> float:
+def _bits(packing: Mapping[str, object] | None, footprint: MemoryFootprint) -> float:
     """Of a weight, by what the manifest says of its matrix; plain floats become float32 on the CPU."""
-    bits, group = (packing.get("bits"), packing.get("group_size")) if isinstance(packing, dict) else (None, None)
+    packing = packing or {}
+    bits, group = packing.get("bits"), packing.get("group_size")
     if isinstance(bits, int) and bits <= 8 and isinstance(group, int) and group > 0:
-        minimum = _FLOAT if isinstance(packing, dict) and packing.get("has_minimum") else 0
+        minimum = _FLOAT if packing.get("has_minimum") else 0
         return bits + (footprint.bits_per_group + minimum) / group
     return _FLOAT
 

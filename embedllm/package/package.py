@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.files.json_object import required_json_object
 from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import check_features, listed_features, read_format
 from embedllm.package.file_blocks import read_blocks
@@ -118,6 +118,13 @@ class Package:
         from embedllm.package.architecture.decoder import Decoder
 
         return self.architecture.encoder if isinstance(self.architecture, Decoder) else None
+
+    @property
+    def packing_entries(self) -> dict[str, Mapping[str, object]]:
+        """What the manifest says of each quantized matrix, by name; empty where it says nothing. See packings()."""
+        entries = self.manifest.get("quantization")
+        named = entries.items() if isinstance(entries, dict) else ()
+        return {name: entry for name, entry in named if isinstance(entry, dict)}
 
     def check_generates(self) -> None:
         """Raises ValueError for an embedding or reranker model, with the command that it is for."""
@@ -298,16 +305,14 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_manifest(path: Path) -> dict[str, object]:
+def _read_manifest(path: Path) -> Mapping[str, object]:
     try:
-        if not path.is_file():
-            raise PackageError(_not_a_package(path.parent))
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        is_there = path.is_file()
+    except OSError as error:  # a name that is too long, say
         raise PackageError(f"cannot read '{path}': {error}. {_AGAIN}") from error
-    if not isinstance(manifest, dict):
-        raise PackageError(f"'{path}' holds a {type(manifest).__name__}; expected a JSON object. {_AGAIN}")
-    return manifest
+    if not is_there:
+        raise PackageError(_not_a_package(path.parent))
+    return required_json_object(path, "a package's manifest", remedy=_AGAIN)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
@@ -20,6 +19,7 @@ from embedllm.export.checkpoints.quantized.detect import QuantizedMatrix, find_q
 from embedllm.export.checkpoints.quantized.packed_integers import PackedMatrix
 from embedllm.export.checkpoints.quantized.schemes import scheme_of, without_scheme
 from embedllm.files.float_types import FLOATS, to_float32
+from embedllm.files.json_object import required_json_object
 from embedllm.files.safetensors_header import BYTES, Tensor, read_header
 from embedllm.hub.location import Location
 
@@ -216,15 +216,7 @@ class HuggingFaceSource:
 
 def read_json(path: Path, what: str) -> dict[str, object]:
     """A JSON object from a file; ExportError says what is wrong with it."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ExportError(f"there is no '{path.name}' in '{path.parent}'; expected {what} there.") from None
-    except (ValueError, RecursionError, OSError) as error:
-        raise ExportError(f"cannot read '{path}': {error}.") from error
-    if not isinstance(data, dict):
-        raise ExportError(f"'{path}' holds a {type(data).__name__}; expected a JSON object.")
-    return data
+    return {**required_json_object(path, f"{what} there", error=ExportError)}
 
 
 def _find_tensors(folder: Path) -> dict[str, Tensor]:

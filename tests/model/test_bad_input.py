@@ -8,10 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
-from huggingface_hub import errors as hub
 from safetensors.numpy import load_file, save_file
 
 from embedllm.errors import ExportError
@@ -292,80 +290,6 @@ def test_no_name_is_the_present_folder(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert refusal("", tmp_path).startswith("there is no 'config.json' in '.'")
-
-
-class Response:
-    """As much of an answer of the hub as its errors read."""
-
-    headers: dict[str, str] = {}  # noqa: RUF012
-    request = None
-
-
-def hub_errors() -> list[tuple[Exception, str]]:
-    """What snapshot_download of huggingface_hub 2.4 raises without a network, a repository or a right to it."""
-    answer: object = Response()
-    located = "An error happened while trying to locate the files on the Hub."
-    return [
-        (hub.LocalEntryNotFoundError(f"Got: ConnectError: unreachable\n{located}"), "ConnectError: unreachable"),
-        (hub.OfflineModeIsEnabled("HF_HUB_OFFLINE is set"), "HF_HUB_OFFLINE is set"),
-        (hub.RepositoryNotFoundError("404 Client Error.\n\nRepository Not Found for url: x.", response=answer),  # type: ignore[arg-type]
-         "404 Client Error. Repository Not Found for url: x."),
-        (hub.GatedRepoError("403 Client Error.\n\nAccess is restricted.", response=answer), "Access is restricted"),  # type: ignore[arg-type]
-        (hub.HfHubHTTPError("500 Server Error", response=answer), "500 Server Error"),  # type: ignore[arg-type]
-        (hub.HFValidationError("Cannot have -- or .. in repo_id"), "Cannot have -- or .. in repo_id"),
-        (hub.HTTPError("the peer closed the connection"), "the peer closed the connection"),  # type: ignore[attr-defined]
-        (TimeoutError(), "TimeoutError"),
-        (OSError(28, "No space left on device"), "No space left on device"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("error", "says"), hub_errors(), ids=lambda value: type(value).__name__)
-def test_a_repository_that_cannot_be_downloaded_is_refused_with_the_reason(
-    error: Exception, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def download(*_: object, **__: object) -> str:
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    message = refusal("org/model", tmp_path)
-    assert message.startswith("there is no folder 'org/model', and it cannot be downloaded from the Hugging Face hub: ")
-    assert says in message
-    assert "\n" not in message
-
-
-def test_a_repository_is_downloaded_without_what_is_not_needed(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def download(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        assert (repository, revision) == ("org/model", None if not asked else checkpoint.name)
-        asked.append(allow_patterns)
-        return str(checkpoint)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    package = convert("org/model", tmp_path / "package")
-    small, weights = asked
-    assert {"config.json", "tokenizer.json", "additional_chat_templates/*.jinja"} <= set(small)
-    assert not any("*.safetensors" in pattern and "index" not in pattern for pattern in small)
-    assert weights == ["model.safetensors"]  # not what lies beside it under other names
-    manifest = json.loads((package / "embedllm.json").read_text())
-    assert (manifest["source"], manifest["revision"]) == ("org/model", checkpoint.name)
-
-
-def test_a_repository_that_cannot_be_exported_is_refused_before_its_weights_are_downloaded(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text("config.json", b'{"model_type": "unheard-of"}')(checkpoint)
-    asked: list[list[str]] = []
-
-    def download(_: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append(allow_patterns)
-        return str(checkpoint)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert "model_type 'unheard-of' is not described here" in refusal("org/model", tmp_path)
-    assert len(asked) == 1
 
 
 # Places that cannot be written

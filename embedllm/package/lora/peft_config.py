@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from embedllm.errors import PackageError
+from embedllm.files.json_object import required_json_object
 
 CONFIG = "adapter_config.json"
 _INSTEAD = "Merge the adapter with peft (merge_and_unload) and export the result."
@@ -57,7 +58,7 @@ class PeftConfig:
 
 def read_config(path: Path) -> PeftConfig:
     """Raises PackageError for what is missing, damaged, or asks for more than two products beside a matrix."""
-    data = _object(path)
+    data = required_json_object(path, "a LoRA adapter as PEFT saves it")
     _check_plain(data, path)
     targets = data.get("target_modules")
     return PeftConfig(
@@ -68,20 +69,6 @@ def read_config(path: Path) -> PeftConfig:
         roots=data.get("use_rslora") is True,
         targets=tuple(map(str, targets)) if isinstance(targets, list) else (),
     )
-
-
-def _object(path: Path) -> dict[str, object]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PackageError(
-            f"there is no '{path.name}' in '{path.parent}'; expected a LoRA adapter as PEFT saves it."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise PackageError(f"cannot read '{path}': {error}.") from error
-    if not isinstance(data, dict):
-        raise PackageError(f"'{path}' holds a {type(data).__name__}; expected a JSON object.")
-    return data
 
 
 def _check_plain(data: Mapping[str, object], path: Path) -> None:

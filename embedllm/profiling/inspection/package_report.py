@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture.decoder import Decoder
@@ -168,7 +169,7 @@ def describe_package(package: Package, contexts: Sequence[int] = ()) -> Descript
         bits_per_weight=8 * (size - rotary) / parameters(decoder),
         matrix_bits_per_weight=_matrix_bits(storage, decoder),
         storage=storage,
-        packing=_packing(manifest.get("quantization")),
+        packing=_packing(package),
         memory=memory(decoder, size, contexts, is_latent=any(graph.kv == LATENT for graph in package.listed)),
         graphs=report_graphs(package, header),
         tokens=_tokens(package),
@@ -286,15 +287,13 @@ def _rope(rope: Rope) -> dict[str, object]:
     return described
 
 
-def _packing(quantization: object) -> tuple[PackingCount, ...]:
-    entries = quantization.values() if isinstance(quantization, dict) else ()
+def _packing(package: Package) -> tuple[PackingCount, ...]:
     ways: Counter[tuple[int, int | None, bool | None, bool, bool]] = Counter()
-    for entry in entries:
-        if isinstance(entry, dict):
-            bits = int(entry.get("bits", 0))
-            kinds = bool(entry.get("has_minimum")), bool(entry.get("column_order"))
-            way = bits, entry.get("group_size"), entry.get("symmetric"), *kinds
-            ways[way if bits < 16 else (bits, None, None, False, False)] += 1
+    for entry in cast("Iterable[dict[str, Any]]", package.packing_entries.values()):  # JSON
+        bits = int(entry.get("bits", 0))
+        kinds = bool(entry.get("has_minimum")), bool(entry.get("column_order"))
+        way = bits, entry.get("group_size"), entry.get("symmetric"), *kinds
+        ways[way if bits < 16 else (bits, None, None, False, False)] += 1
     return tuple(
         PackingCount(
             matrices=count,

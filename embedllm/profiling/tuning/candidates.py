@@ -10,46 +10,38 @@ from typing import TYPE_CHECKING
 from embedllm.backends.devices import registry
 from embedllm.backends.devices import selection as select
 from embedllm.errors import DeviceUnavailable
-from embedllm.loading import memory_estimate
-from embedllm.loading.device_search import ProbeResults
+from embedllm.loading.device_check import DeviceChecks, Usable
 from embedllm.loading.tuning_results import Measured
 from embedllm.profiling.tuning.search import Candidate, Choice, Trials
 from embedllm.profiling.tuning.trial import ways
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Device, Unsupported
+    from embedllm.backends.base import Device
     from embedllm.package.package import Package
 
 _UNRANKED = ("openvino",)  # worth measuring, though "auto" does not take it unmeasured
 
 
 class Devices:
-    """The devices that can run a model, refused by what load() refuses them by."""
+    """The devices that can run a model, checked as load() checks them."""
 
     def __init__(self, package: Package, *, exact: bool, kv: str | None) -> None:
         self.left_out: list[tuple[str, str]] = []  # and why
-        self._package = package
-        self._exact = exact
-        self._kv = kv
         self._named = registry.DeviceCatalog(package, exact=exact, kv=kv).lookup
-        self._probed = ProbeResults(package, exact=exact)
+        self._checks = DeviceChecks(package, exact=exact, kv=kv)
         # as load() goes through them
         self._ranked = [select.AUTO] if package.external is None else list(package.external.devices)
 
-    @property
-    def variants(self) -> dict[str, Sequence[str]]:
-        """Of the graphs that may be used, by device."""
-        return self._probed.variants
-
-    def usable(self, names: Sequence[str]) -> list[Device]:
+    def usable(self, names: Sequence[str]) -> list[tuple[Device, Usable]]:
         """Those with these names; without any, the first of each kind. Raises DeviceUnavailable when there is none."""
         search = select.DeviceSearch(self._named, list(names) or [*self._ranked, *_UNRANKED])
-        ready: dict[str, Device] = {}
+        ready: dict[str, tuple[Device, Usable]] = {}
         for device in search:
-            if (unsupported := self._unsupported(device)) is not None:
-                search.refuse(device, *unsupported)
+            found = self._checks.check(device)
+            if isinstance(found, Usable):
+                ready.setdefault(device.name if names else select.family_name(device.name), (device, found))
             else:
-                ready.setdefault(device.name if names else select.family_name(device.name), device)
+                search.refuse(device, *found)
         if not ready:
             raise search.failure()
         self.left_out = [(one.device, one.reason) for one in search.rejected]
@@ -60,16 +52,9 @@ class Devices:
         names = (
             device.name
             for device in select.DeviceSearch(self._named, self._ranked)
-            if self._unsupported(device) is None
+            if isinstance(self._checks.check(device), Usable)
         )
         return next(names, "")
-
-    def _unsupported(self, device: Device) -> Unsupported | None:
-        if (bad := self._probed.unsupported(device)) is not None:
-            return bad
-        if self._exact:
-            registry.check_exact(self._package, device)
-        return memory_estimate.shortfall(self._package, device, exact=self._exact, kv=self._kv)
 
 
 def measured(trials: Trials, choice: Choice) -> tuple[Measured, ...]:

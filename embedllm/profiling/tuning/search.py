@@ -90,8 +90,8 @@ def measure(
                 continue
             try:
                 trials.rounds[candidate][at] = trial(candidate)
-            except DeviceError as error:
-                trials.failures[candidate] = str(error)
+            except (DeviceError, MemoryError) as error:
+                trials.failures[candidate] = str(error) or type(error).__name__
             took[candidate] = clock() - start
     return trials
 

@@ -16,6 +16,7 @@ from embedllm.backends.system.cpu_threads import compute_threads, usable
 from embedllm.profiling.tuning.search import PROMPT, Candidate, Timing
 
 if TYPE_CHECKING:
+    from embedllm.loading.device_check import Usable
     from embedllm.package.package import Package
 
 _STEPS = 16
@@ -48,20 +49,17 @@ def _can_be_nearer(package: Package) -> bool:
     """Whether there are products whose activations are rounded by default in ONNX Runtime."""
     from embedllm.backends.ort.engine import unsupported_exact
 
-    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
-    entries = packings.values() if isinstance(packings, dict) else ()
+    recipe = package.manifest.get("recipe")
     is_exact = isinstance(recipe, dict) and recipe.get("exact")
-    has_four_bits = any(isinstance(entry, dict) and entry.get("bits") == 4 for entry in entries)
+    has_four_bits = any(entry.get("bits") == 4 for entry in package.packing_entries.values())
     return has_four_bits and not is_exact and unsupported_exact(exact=True) is None
 
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """Measures candidates of one package, all with the same prompt."""
+    """Measures candidates of one model, all with the same prompt."""
 
-    package: Package
-    devices: Mapping[str, Device]
-    variants: Mapping[str, Sequence[str]]  # of the graphs that may be used, by device
+    devices: Mapping[str, tuple[Device, Usable]]  # by name, with what is opened there
     exact: bool
     kv: str | None
     seconds: float  # for all trials together
@@ -72,23 +70,17 @@ class Trial:
         """Raises DeviceError when it cannot be opened or does not run."""
         from embedllm.backends.devices import registry
 
-        device = self.devices[candidate.device]
-        engine = registry.open_engine(
-            registry.suited(self.package, device, self.variants.get(device.name, ())),
-            device,
-            runtime=candidate.runtime,
-            exact=self.exact,
-            kv=self.kv,
-            variants=self.variants,
-        )
+        device, found = self.devices[candidate.device]
+        engine = registry.open_engine(found.package, device, runtime=candidate.runtime, exact=self.exact, kv=self.kv,
+                                      variants=found.variants)  # fmt: skip
         with closing(engine):  # so that the weights are in memory once
             session = engine.open(PROMPT + 1 + _STEPS)
             with closing(session):
-                return self._timed(session)
+                return self._timed(session, found.package)
 
-    def _timed(self, session: Session) -> Timing:
+    def _timed(self, session: Session, package: Package) -> Timing:
         if not self._prompt:
-            self._fit(session)
+            self._fit(session, package)
         session.rewind(0)
         session.feed(self._prompt)  # the first of its length may pack weights, or compile
         firsts: list[float] = []  # of the prompt and a step, with which a pair of devices hands the KV over
@@ -100,11 +92,11 @@ class Trial:
         first_s, step_s, count = median(firsts), median(steps), len(self._prompt)
         return Timing(token_s=max((first_s - step_s) / count, first_s / (count + 1) / count), step_s=step_s)
 
-    def _fit(self, session: Session) -> None:
+    def _fit(self, session: Session, package: Package) -> None:
         """Chooses how long the prompt is."""
         numbers = random.Random(_SEED)
-        room = self.package.context - _STEPS - 1
-        tokens = [numbers.randrange(self.package.architecture.vocabulary) for _ in range(max(1, min(PROMPT, room)))]
+        room = package.context - _STEPS - 1
+        tokens = [numbers.randrange(package.architecture.vocabulary) for _ in range(max(1, min(PROMPT, room)))]
         start = tokens[:_FIRST]
         session.feed(start)
         session.rewind(0)

@@ -58,15 +58,14 @@ def tune(
     package.check_generates()
     device_set = tuning_devices.Devices(package, exact=exact, kv=kv)
     ready = device_set.usable([names] if isinstance(names, str) else names)
-    trial = Trial(package=package, devices={one.name: one for one in ready}, variants=device_set.variants, exact=exact,
-                  kv=kv, seconds=seconds)  # fmt: skip
+    trial = Trial(devices={one.name: (one, usable) for one, usable in ready}, exact=exact, kv=kv, seconds=seconds)
 
     def time_candidate(candidate: Candidate) -> Timing:
         if on_trial is not None:
             on_trial(f"{candidate.device}: {candidate.runtime}")
         return trial(candidate)
 
-    candidates = tuning_devices.candidates(package, ready, exact=exact)
+    candidates = tuning_devices.candidates(package, [one for one, _ in ready], exact=exact)
     trials = tuning_choice.measure(candidates, time_candidate, seconds=seconds - (time.monotonic() - began))
     choice = tuning_choice.choose(trials, automatic=device_set.automatic())
     tuning = Tuning(

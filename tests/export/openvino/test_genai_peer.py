@@ -17,7 +17,7 @@ from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert, pipeline
 from embedllm.export.openvino import tokenizer as openvino_tokenizer
 from embedllm.export.openvino.links import LINK, link_weights
-from embedllm.hub import location
+from embedllm.hub import repository
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import MANIFEST, open_package
 from tests.cli.test_commands import embed
@@ -120,7 +120,7 @@ def test_a_missing_package_is_said_before_anything_is_fetched_or_written(
 ) -> None:
     for name in ("openvino_tokenizers", "transformers"):
         monkeypatch.setitem(sys.modules, name, None if name == package else ModuleType(name))
-    monkeypatch.setattr(location, "_download", lambda *_: pytest.fail("it began to download"))
+    monkeypatch.setattr(repository, "open_repository", lambda *_, **__: pytest.fail("it began to download"))
     with pytest.raises(ExportError, match=rf'{package}.*pip install "embedllm\[openvino\]" openvino-tokenizers trans'):
         convert("owner/name", tmp_path / "package", openvino_tokenizer=True)
     assert list(tmp_path.iterdir()) == []

@@ -176,13 +176,16 @@ def test_a_device_alone_is_measured_no_more_often_than_is_needed() -> None:
     assert Machine({OTHER: 1.0}).measure(1e9).rounds[OTHER].keys() == set(range(LEAST_ROUNDS))
 
 
+@pytest.mark.parametrize("error", [DeviceError("out of memory"), MemoryError("out of memory")])
 @pytest.mark.parametrize(("broken", "left"), [(CPU, {OTHER}), (ONE, {CPU, OTHER, SPINNING})])
-def test_what_fails_is_given_up_and_a_default_takes_its_device_with_it(broken: Candidate, left: set[Candidate]) -> None:
+def test_what_fails_is_given_up_and_a_default_takes_its_device_with_it(
+    broken: Candidate, left: set[Candidate], error: Exception
+) -> None:
     machine = Machine(dict.fromkeys(ALL, 1.0))
 
     def trial(candidate: Candidate) -> Timing:
         if candidate == broken:
-            raise DeviceError("out of memory")
+            raise error
         return machine.trial(candidate)
 
     found = machine.measure(1e9, trial)

@@ -6,20 +6,24 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import embedllm
-from embedllm.backends.base import Engine, OpenOptions
+from embedllm.backends.base import Device, Engine, OpenOptions
 from embedllm.backends.devices import drivers, registry
 from embedllm.backends.devices.drivers import find_family
+from embedllm.backends.needed_memory import MemoryEstimate
 from embedllm.backends.options import DEFAULT
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
-from embedllm.loading import tuning_record
-from embedllm.package.package import open_package
+from embedllm.loading import memory_estimate, tuning_record
+from embedllm.loading.device_check import DeviceChecks, Usable
+from embedllm.package.graph_variants import FLOAT32
+from embedllm.package.package import Package, open_package
 from embedllm.profiling.tuning import search as tuning_choice
 from embedllm.profiling.tuning import trial as tuning_trial
 from tests.support.openings import device
@@ -106,6 +110,31 @@ def test_a_device_that_cannot_be_opened_is_left_out_with_the_reason(
         embedllm.tune(folder, devices=["openvino"], seconds=1)
 
 
+def test_a_device_is_measured_by_what_a_load_opens_there(
+    folder: Path, once: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a GPU takes another graph of a folder, or a graph that needs less memory."""
+    suited, opened = open_package(folder), []
+    estimate_memory, open_engine = memory_estimate.estimate_memory, registry.open_engine
+
+    def estimate(package: Package, *given: Device, **options: Any) -> MemoryEstimate:  # noqa: ANN401 # as it has them
+        assert package is suited
+        return replace(estimate_memory(package, *given, **options), variants=(FLOAT32.name,))
+
+    def open_it(package: Package, *given: Device, **options: Any) -> Engine:  # noqa: ANN401 # as it has them
+        opened.append((package is suited, options["variants"]))
+        return open_engine(package, *given, **options)
+
+    monkeypatch.setattr(registry, "suited", lambda *_: suited)
+    monkeypatch.setattr(memory_estimate, "estimate_memory", estimate)
+    monkeypatch.setattr(registry, "open_engine", open_it)
+    embedllm.tune(folder, devices=["cpu"], seconds=once)
+    measured = len(opened)
+    embedllm.load(folder, device="cpu").close()
+    assert 0 < measured < len(opened)
+    assert opened == [(True, {"cpu": (FLOAT32.name,)})] * len(opened)
+
+
 def test_when_nothing_is_there_it_says_what_was_looked_for(folder: Path) -> None:
     with pytest.raises(DeviceUnavailable, match="Tried 'nonsense': not found"):
         embedllm.tune(folder, devices=["nonsense"])
@@ -132,8 +161,9 @@ def test_a_slow_model_is_measured_with_a_shorter_prompt(tiny_package: Callable[.
     package = open_package(tiny_package("llama", max_position_embeddings=512))
 
     def lengths(seconds: float) -> tuple[int, int]:
-        trial = tuning_trial.Trial(package=package, devices={"cpu": device("cpu")}, variants={}, exact=False, kv=None,
-                                   seconds=seconds)  # fmt: skip
+        found = DeviceChecks(package).check(device("cpu"))
+        assert isinstance(found, Usable)
+        trial = tuning_trial.Trial(devices={"cpu": (device("cpu"), found)}, exact=False, kv=None, seconds=seconds)
         trial(tuning_trial.Candidate(device="cpu"))
         return len(trial._prompt), trial._steps
 
