@@ -79,6 +79,23 @@ def test_a_template_without_tools_gets_them_in_the_messages_and_the_log_says_so_
     ]
 
 
+def test_documents_that_the_template_does_not_show_are_said_once_to_be_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    documents = [{"title": "a", "text": "b"}]
+    model, _ = scripted("One.", "Two.", "Three.", template=CHATML)
+    shows, _ = scripted("One.", template=CHATML + "{% for one in documents %}{{ one.text }}{% endfor %}")
+    with caplog.at_level(logging.WARNING, logger="embedllm"):
+        model.chat(ASK)
+        shows.chat(ASK, documents=documents)
+        assert not caplog.records
+        model.chat(ASK, documents=documents)
+        model.chat(ASK, documents=documents)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the chat template of 'scripted' does not show documents: the model does not see them; put them into a message"
+    ]
+
+
 def test_a_reply_is_parted_into_reasoning_answer_and_calls() -> None:
     model, _ = scripted("<think>\nAdd.\n</think>\n\nI add. " + call("add", '{"a": 1}'))
     reply = model.chat(ASK, tools=[add])
