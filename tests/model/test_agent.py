@@ -190,6 +190,15 @@ def test_what_went_wrong_is_told_to_the_model(reply: str, told: str) -> None:
     assert done.text == "Sorry."
 
 
+def test_where_a_tool_failed_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = scripted(call("fail", "{}"), "Sorry.")
+    with caplog.at_level(logging.INFO, logger="embedllm"):
+        run_tools(model, ASK, [fail])
+    (record,) = [record for record in caplog.records if "'fail'" in record.getMessage()]
+    assert record.levelno == logging.INFO
+    assert 'raise OSError("the disk is on fire")' in logging.Formatter().formatException(cast("Any", record.exc_info))
+
+
 class Unit(enum.Enum):
     """Of a temperature."""
 
