@@ -84,7 +84,10 @@ def slim(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     kept |= {name for name in contents if name.startswith("embedllm/web/") and not name.startswith(_SCRIPTS)}
     kept |= {"embedllm/py.typed", *_scripts(contents)}
     kept |= {name for name in contents if ".dist-info/" in name and not name.endswith(("/RECORD", "/entry_points.txt"))}
-    return {name: contents[name] for name in sorted(kept)}
+    found = {name: contents[name] for name in sorted(kept)}
+    about = next(name for name in found if name.endswith(".dist-info/METADATA"))
+    found[about] = found[about].partition(b"\n\n")[0] + b"\n"  # the README behind the fields: no page shows it
+    return found
 
 
 def _scripts(contents: Mapping[str, bytes]) -> set[str]:

@@ -97,7 +97,7 @@ class Commands(click.Group):
         except (EmbedError, ValueError, OSError) as error:
             if wants_traceback(ctx):
                 traceback.print_exc()
-            raise Failure(str(error)) from error
+            raise Failure(_line(error)) from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -137,6 +137,13 @@ def main() -> None:
             stream.reconfigure(encoding="utf-8")  # a pipe would get the old code page, which lacks most characters
         stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its number
     cli(prog_name="embedllm")
+
+
+def _line(error: Exception) -> str:
+    """What an error says; the system's own, by the file that it is about and not by its number."""
+    if isinstance(error, OSError) and error.strerror and type(error).__str__ is OSError.__str__:
+        return f"{error.strerror}." if error.filename is None else f"cannot use '{error.filename}': {error.strerror}."
+    return str(error)
 
 
 def _discard_stdout() -> None:

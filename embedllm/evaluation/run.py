@@ -67,6 +67,8 @@ def evaluate(
         raise ValueError("there is nothing to evaluate; give at least one model, and a text or tasks.")
     sources = [*models] if against is None else [against, *models]
     packages = [described(source) for source in sources]
+    for package, _ in packages:
+        package.check_generates()
     check_vocabularies(packages)
     windows = None
     if text is not None:

@@ -75,7 +75,7 @@ class RequestBuilder:
         self._marks = None if parse_special else ContentMarks(special_texts(tokenizer))
         self._reply_format: ReplyFormat | None = None
         self._processor: Processor | None = None
-        self._has_logged_gap = False
+        self._warned: set[str] = set()
 
     @property
     def can_chat(self) -> bool:
@@ -99,7 +99,12 @@ class RequestBuilder:
         described: Sequence[Mapping[str, JSON]] = ()
         if tools and written.gaps.hide_tools_of(messages):
             described, tools = tool_schemas(tools), None
-            self._log_gap()
+            self._warn_once("the chat template of '%s' does not show tools: they are described in the %s message%s",
+                            "system" if written.gaps.has_system else "first user",
+                            ", and calls are plain JSON" if written.gaps.hides_calls else "")  # fmt: skip
+        if options.documents and not template.takes_documents:
+            self._warn_once("the chat template of '%s' does not show documents: the model does not see them; put them "
+                            "into a message")  # fmt: skip
         form = template.content_form(with_tools=tools is not None)
         messages = plain_content(messages, joins_parts=form == "text" and not sources)
         messages = written.gaps.filled(messages, described)
@@ -217,16 +222,11 @@ class RequestBuilder:
             self._reply_format = reply_format(self._chat_template())
         return self._reply_format
 
-    def _log_gap(self) -> None:
-        """Says once that tools are in a message of their own."""
-        if not self._has_logged_gap:
-            self._has_logged_gap = True
-            _log.warning(
-                "the chat template of '%s' does not show tools: they are described in the %s message%s",
-                self._package.name,
-                "system" if self._written().gaps.has_system else "first user",
-                ", and calls are plain JSON" if self._written().gaps.hides_calls else "",
-            )
+    def _warn_once(self, message: str, *details: str) -> None:
+        """Says what the chat template leaves out. message: begins with the place of the model's name."""
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning(message, self._package.name, *details)
 
     def _reading(self, request: Request, written: str, tools: Sequence[Tool] | None) -> Request:
         """The request with what parts its reply. written: the prompt."""

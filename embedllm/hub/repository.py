@@ -158,9 +158,9 @@ def check_space(needs: Sequence[tuple[Path, int]], name: str) -> None:
         disks[disk] = there, disks.get(disk, (there, 0))[1] + count
     for folder, count in disks.values():
         free = shutil.disk_usage(folder).free
-        if count and free < count + _SPARE:
+        if count and free < (needed := count + _SPARE):
             raise HubError(
-                f"'{name}' needs {count:,} bytes on the disk of '{folder}'; {free:,} are free. Free some (embedllm "
+                f"'{name}' needs {needed:,} bytes on the disk of '{folder}'; {free:,} are free. Free some (embedllm "
                 "models lists what is kept), or name another disk in the environment variable HF_HOME."
             )
 

@@ -58,15 +58,15 @@ def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress
     Raises PackageError when the demo is meant and not installed, and for an address; ExportError for
     what cannot be exported.
     """
-    if is_gguf(path):
-        return gguf_package(path, on_progress)
-    if is_checkpoint(path):
-        return checkpoint_package(path, on_progress)
     if "://" in os.fspath(path):
         raise PackageError(
             f"'{os.fspath(path)}' is an address. Give a folder, a GGUF file, or a model of the hub as 'org/name'; "
             "download first what is elsewhere. In a browser, embedllm.aload() takes addresses."
         )
+    if is_gguf(path):
+        return gguf_package(path, on_progress)
+    if is_checkpoint(path):
+        return checkpoint_package(path, on_progress)
     given = Path(path)
     if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
         return given

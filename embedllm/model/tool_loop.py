@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -32,6 +33,7 @@ from embedllm.tools.results import error_text, value_text
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
 
+_log = logging.getLogger("embedllm")
 _CANCELLED = "error: cancelled before it ran."
 
 Step: TypeAlias = "Callable[[], object]"  # what the rule wants done; its result, or what it raised, is sent back
@@ -161,6 +163,7 @@ class Loop:
             value = yield lambda: self.runners[call.name](call.arguments, self.cancel)
             return True, value_text(value)
         except Exception as error:  # noqa: BLE001 # a tool is the application's: whatever it raises is for the model to know of
+            _log.info("the tool '%s' failed; the model is told", call.name, exc_info=True)
             return False, f"error: {type(error).__name__}: {error_text(error)}"
 
 

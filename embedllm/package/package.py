@@ -327,6 +327,8 @@ def _naming(path: Path) -> Iterator[None]:
 def _not_a_package(folder: Path) -> str:
     if not folder.exists():
         return f"there is no folder '{folder}'. Write one with: embedllm export SOURCE {folder}"
+    if folder.is_file() and (folder.parent / MANIFEST).is_file():
+        return f"'{folder}' is a file of an exported folder; give the folder: {folder.parent}"
     if folder.is_file():
         return f"'{folder}' is a file; expected a folder written by: embedllm export SOURCE OUT, or its .onnx or .xml"
     if (folder / "config.json").exists():

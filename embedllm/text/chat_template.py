@@ -58,6 +58,7 @@ class ChatTemplate:
         self._compiled: dict[str, SandboxedTemplate] = {}
         self._forms: dict[bool, ContentForm] = {}
         sources = "".join(self.templates.values())
+        self.takes_documents = "documents" in sources
         self._tells_calls_by_none = "tool_calls" in sources and _TESTS_NONE.search(sources) is not None
 
     @classmethod

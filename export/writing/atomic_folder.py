@@ -84,8 +84,8 @@ def atomic_folder(out: Path, size: int, *, what: str = "the export") -> Iterator
             out.parent.mkdir(parents=True, exist_ok=True)
             clear_killed(out)
             free = shutil.disk_usage(out.parent).free
-            if free < size + _SPARE:
-                raise ExportError(f"{what} needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
+            if free < (needed := size + _SPARE):
+                raise ExportError(f"{what} needs {needed:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
             partial = _new_partial(out, left)
             yield partial
             _take_name(partial, out)

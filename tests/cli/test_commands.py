@@ -121,7 +121,7 @@ def test_the_model_may_be_named_by_its_place(tiny: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "list", "files"], "found 2 texts, from 'list' on; put TEXT in quotes."),
+        (["run", "list", "files"], "found 2 texts, from 'list' on; put TEXT in quotes. There is no model 'list'."),
         (["run", "demo", "list", "files"], "found 3 texts, from 'demo' on; put TEXT in quotes."),
         (["run", "demo", "hello", "--model", "other"], "found two models, 'demo' and --model 'other'; give one."),
         (["chat", "demo", "--model", "other"], "found two models, 'demo' and --model 'other'; give one."),
@@ -238,6 +238,25 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_with_130(endless: str) -> None:
     assert rest.endswith(b"\n")
     assert b"(stopped after" in errors
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(13, "Permission denied", "a/b.json"), "error: cannot use 'a/b.json': Permission denied.\n"),
+        (OSError(28, "No space left on device"), "error: No space left on device.\n"),
+        (OSError("the server hung up"), "error: the server hung up\n"),
+    ],
+)
+def test_an_error_of_the_system_is_told_without_its_number(
+    error: OSError, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("embedllm.cli.commands.inspect.open_folder", fails)
+    result = embed("inspect", "demo")
+    assert (result.exit_code, result.stderr) == (1, line)
 
 
 def test_ctrl_c_while_the_command_line_is_imported_is_one_line(

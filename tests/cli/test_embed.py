@@ -89,7 +89,7 @@ def test_parts_are_refused(folders: Path, tmp_path: Path) -> None:
         ("reranker", "a reranker", "rerank MODEL QUERY DOCUMENT"),
     ],
 )
-@pytest.mark.parametrize("arguments", [["chat"], ["run"], ["bench"], ["tune"]])
+@pytest.mark.parametrize("arguments", [["chat"], ["run"], ["bench"], ["tune"], ["eval", "--text", __file__]])
 def test_commands_that_need_text_refuse_it(
     folders: Path, arguments: list[str], package: str, what: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,9 +50,10 @@ def test_demo_is_the_model_of_this_library() -> None:
         assert one.can_chat
 
 
-def test_an_address_is_refused_as_one() -> None:
-    with pytest.raises(PackageError, match=r"'https://example\.com/model' is an address\. Give a folder, a GGUF file"):
-        load("https://example.com/model")
+@pytest.mark.parametrize("address", ["https://example.com/model", "https://example.com/model.gguf", "file:///a.gguf"])
+def test_an_address_is_refused_as_one(address: str) -> None:
+    with pytest.raises(PackageError, match=f"'{address}' is an address. Give a folder, a GGUF file"):
+        load(address)
 
 
 def test_a_model_is_closed_at_the_end_of_async_with(package: Path) -> None:

@@ -79,6 +79,23 @@ def test_a_template_without_tools_gets_them_in_the_messages_and_the_log_says_so_
     ]
 
 
+def test_documents_that_the_template_does_not_show_are_said_once_to_be_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    documents = [{"title": "a", "text": "b"}]
+    model, _ = scripted("One.", "Two.", "Three.", template=CHATML)
+    shows, _ = scripted("One.", template=CHATML + "{% for one in documents %}{{ one.text }}{% endfor %}")
+    with caplog.at_level(logging.WARNING, logger="embedllm"):
+        model.chat(ASK)
+        shows.chat(ASK, documents=documents)
+        assert not caplog.records
+        model.chat(ASK, documents=documents)
+        model.chat(ASK, documents=documents)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the chat template of 'scripted' does not show documents: the model does not see them; put them into a message"
+    ]
+
+
 def test_a_reply_is_parted_into_reasoning_answer_and_calls() -> None:
     model, _ = scripted("<think>\nAdd.\n</think>\n\nI add. " + call("add", '{"a": 1}'))
     reply = model.chat(ASK, tools=[add])
@@ -171,6 +188,15 @@ def test_what_went_wrong_is_told_to_the_model(reply: str, told: str) -> None:
     assert told in said(done)[0]
     assert not done.outcomes[0].ran
     assert done.text == "Sorry."
+
+
+def test_where_a_tool_failed_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = scripted(call("fail", "{}"), "Sorry.")
+    with caplog.at_level(logging.INFO, logger="embedllm"):
+        run_tools(model, ASK, [fail])
+    (record,) = [record for record in caplog.records if "'fail'" in record.getMessage()]
+    assert record.levelno == logging.INFO
+    assert 'raise OSError("the disk is on fire")' in logging.Formatter().formatException(cast("Any", record.exc_info))
 
 
 class MuteError(Exception):

@@ -138,8 +138,10 @@ def test_a_missing_folder_is_told_how_to_write_one(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_instead_of_a_folder_is_named(folder: Path) -> None:
-    assert f"'{folder / WEIGHTS}' is a file; expected a folder" in refusal(folder / WEIGHTS)
+def test_a_file_instead_of_a_folder_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"'{tmp_path / 'file'}' is a file; expected a folder" in refusal(tmp_path / "file")
+    assert refusal(folder / WEIGHTS).endswith(f"a file of an exported folder; give the folder: {folder}")
 
 
 def test_a_hugging_face_folder_is_told_to_be_exported(tmp_path: Path) -> None:

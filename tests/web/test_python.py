@@ -133,6 +133,8 @@ def test_the_wheel_for_browsers_is_small_and_its_record_is_right(web_wheel: Path
     assert web_wheel.stat().st_size < LIMIT
     with zipfile.ZipFile(web_wheel) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
+    about, readme, _ = contents[f"embedllm-{version}.dist-info/METADATA"].partition(b"\n\n")
+    assert (b"Requires-Dist: jinja2" in about, readme) == (True, b"")
     record = f"embedllm-{version}.dist-info/RECORD"
     rows = list(csv.reader(io.StringIO(contents[record].decode())))
     assert sorted(name for name, *_ in rows) == sorted(contents)

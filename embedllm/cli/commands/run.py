@@ -59,7 +59,8 @@ def run(
     template completes the text, as with --raw. Ctrl-C stops the reply; its text so far is kept.
     """
     if len(words) > 2 or (len(words) == 2 and not _may_be_model(words[0])):
-        raise click.UsageError(f"found {len(words)} texts, from '{words[0]}' on; put TEXT in quotes.")
+        unknown = "" if _may_be_model(words[0]) else f" There is no model '{words[0]}'."
+        raise click.UsageError(f"found {len(words)} texts, from '{words[0]}' on; put TEXT in quotes.{unknown}")
     model, text = words if len(words) == 2 else (None, words[0] if words else None)
     if model is None and text is not None and not settings.is_model_named and _is_model(text):
         model, text = text, None
