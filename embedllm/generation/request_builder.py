@@ -194,12 +194,12 @@ class RequestBuilder:
         """Stop tokens of a caller. Raises ValueError for one that the vocabulary does not have."""
         size = self._package.architecture.vocabulary
         try:
-            found = [operator.index(token) for token in stop_tokens]
+            tokens = [operator.index(token) for token in stop_tokens]
         except TypeError:
-            found = [-1]
-        if any(not 0 <= token < size for token in found):
+            tokens = [-1]
+        if any(not 0 <= token < size for token in tokens):
             raise ValueError(f"stop_tokens is {stop_tokens!r}; expected a list of token ids, 0 to {size - 1}.")
-        return found
+        return tokens
 
     @property
     def _vision(self) -> Vision | DynamicVision | None:
@@ -233,7 +233,7 @@ class RequestBuilder:
         parameters = tool_parameters(tool_schemas(tools)) if tools else None
         marks = reply_marks(self._written(), has_tools=parameters is not None)
         reader = reply_reader(self._written(), written, parameters)
-        return replace(request, reader=reader, kept=frozenset(self._special_tokens(marks)))
+        return replace(request, reader=reader, mark_tokens=frozenset(self._special_tokens(marks)))
 
     def _constraint(
         self,
@@ -270,8 +270,8 @@ class RequestBuilder:
 
     def _special_tokens(self, strings: Sequence[str]) -> set[int]:
         """The special tokens among stop strings or marks: their text never comes by itself."""
-        found = {self._special_token(string) for string in strings}
-        return {token for token in found if token is not None}
+        tokens = {self._special_token(string) for string in strings}
+        return {token for token in tokens if token is not None}
 
     def _tokens(
         self, prompt: Prompt, template: TemplateOptions, limit: int | None
