@@ -32,19 +32,19 @@ def content_hash(files: Sequence[Path], kind: str, on_progress: OnProgress | Non
 
 def _noted(files: Sequence[Path], notes: Path, on_progress: OnProgress) -> str:
     states = [(str(file.resolve()), file.stat()) for file in files]
-    told = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in states]
-    note = notes / hashlib.sha256(repr(told).encode()).hexdigest()
+    fingerprints = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in states]
+    note = notes / hashlib.sha256(repr(fingerprints).encode()).hexdigest()
     with suppress(OSError, UnicodeDecodeError):
         noted = note.read_text(encoding="ascii")
         if _DIGEST.fullmatch(noted):
             return noted
-    found = _hashed(files, sum(state.st_size for _, state in states), on_progress)
-    if [_times(file) for file in files] == [entry[3:] for entry in told]:  # not while it is being written
+    digest = _hashed(files, sum(state.st_size for _, state in states), on_progress)
+    if [_times(file) for file in files] == [entry[3:] for entry in fingerprints]:  # not while it is being written
         with suppress(OSError):  # it is hashed again the next time
             note.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(note) as file:
-                file.write(found.encode("ascii"))
-    return found
+                file.write(digest.encode("ascii"))
+    return digest
 
 
 def _times(file: Path) -> tuple[int, int, int]:

@@ -40,7 +40,7 @@ class Recalled:
     def runtime(self, device: str) -> RuntimeOptions:
         return DEFAULT if self.tuning is None else self.tuning.runtime(device)
 
-    def told(self, device: str, *, is_overruled: bool) -> str:
+    def describe(self, device: str, *, is_overruled: bool) -> str:
         """For people: how a device runs by it, or why not; logged where there is a record.
 
         is_overruled: by what the caller chose.
@@ -80,8 +80,8 @@ def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> R
         return stale(f"'{path}' cannot be read ({type(error).__name__}: {error})")
     now = _key(package)
     if changed := [name for name in now if then.get(name) != now[name]]:
-        told = " and ".join(f"{name} ({then.get(name) or 'none'}, now {now[name] or 'none'})" for name in changed)
-        return stale(f"what was measured does not count any more, because of {told}")
+        changes = " and ".join(f"{name} ({then.get(name) or 'none'}, now {now[name] or 'none'})" for name in changed)
+        return stale(f"what was measured does not count any more, because of {changes}")
     if (tuning.exact, tuning.kv) != (exact, kv):
         return stale(f"'{path}' is of other loads than its name says")
     return Recalled(tuning)
