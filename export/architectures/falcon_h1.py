@@ -67,7 +67,7 @@ def _multiplied(config: Config, layer: Layer) -> Layer:
     assert isinstance(mlp, Mlp)
     assert mlp.gate is not None
     assert ssm is not None
-    read, key = config.number("attention_in_multiplier", 1.0), config.number("key_multiplier", 1.0)
+    attention_in, key = config.number("attention_in_multiplier", 1.0), config.number("key_multiplier", 1.0)
     gate, down = _numbers(config, "mlp_multipliers", 2)
     entering = config.number("ssm_in_multiplier", 1.0)
     z, x, b, c, step = (entering * each for each in _numbers(config, "ssm_multipliers", 5))
@@ -75,9 +75,9 @@ def _multiplied(config: Config, layer: Layer) -> Layer:
         layer,
         attention=replace(
             attention,
-            q=_times(attention.q, read),
-            k=_times(attention.k, read * key),
-            v=_times(attention.v, read),
+            q=_times(attention.q, attention_in),
+            k=_times(attention.k, attention_in * key),
+            v=_times(attention.v, attention_in),
             o=_times(attention.o, config.number("attention_out_multiplier", 1.0)),
         ),
         ssm=replace(
