@@ -85,14 +85,14 @@ class _Reader:
             with self._named("its metadata"):
                 name = self._fresh(metadata)
                 metadata[name] = self._value(self._number("<I"))
-        found: dict[str, GgufTensor] = {}
+        infos: dict[str, GgufTensor] = {}
         for _ in range(tensors):
             with self._named("its list of tensors"):
-                name = self._fresh(found)
-                found[name] = self._tensor()
+                name = self._fresh(infos)
+                infos[name] = self._tensor()
         with self._named("its alignment"):
             data = _aligned(self._file.tell(), metadata.get("general.alignment", _ALIGNMENT))
-        moved = {name: GgufTensor(shape=t.shape, type=t.type, offset=data + t.offset) for name, t in found.items()}
+        moved = {name: GgufTensor(shape=t.shape, type=t.type, offset=data + t.offset) for name, t in infos.items()}
         return GgufFile(path=self._path, bytes=self._size, metadata=metadata, tensors=moved)
 
     @contextmanager
@@ -102,10 +102,10 @@ class _Reader:
         except (ValueError, struct.error) as error:  # UnicodeDecodeError is one
             raise ExportError(f"'{self._path}' is damaged or cut off in {what} ({error}). Make it again.") from error
 
-    def _fresh(self, known: Mapping[str, object]) -> str:
+    def _fresh(self, entries: Mapping[str, object]) -> str:
         """The next name, which has not been there."""
         name = self._text()
-        if name in known:
+        if name in entries:
             raise ValueError(f"{reprlib.repr(name)} is there twice")
         return name
 

@@ -51,10 +51,10 @@ def delta_net(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
 
 def _agreed(own: Config, key: str, tensors: Mapping[str, Placed], end: str, axis: int) -> int:
     """A number of parts, which graphs are made of one by one: what tensors of these names have along an axis."""
-    said, found = own.integer(key), {tensor.shape[axis] for name, tensor in tensors.items() if name.endswith(end)}
-    if found - {said}:
-        raise ExportError(f"'{key}' is {said}; the tensors '*{end}' have {', '.join(map(str, sorted(found)))}.")
-    return said
+    size, sizes = own.integer(key), {tensor.shape[axis] for name, tensor in tensors.items() if name.endswith(end)}
+    if sizes - {size}:
+        raise ExportError(f"'{key}' is {size}; the tensors '*{end}' have {', '.join(map(str, sorted(sizes)))}.")
+    return size
 
 
 def _attending(tensors: Mapping[str, Placed], layers: int) -> list[bool]:

@@ -70,9 +70,9 @@ def _is_mark(text: str) -> bool:
 
 def _mark(vocabulary: Vocabulary, roles: Sequence[str], text: str) -> int:
     """The token of the first of some roles that the file has, or that is spelled so."""
-    said = [at for role in roles if (at := vocabulary.special(role)) is not None]
-    if said:
-        return said[0]
+    tokens = [at for role in roles if (at := vocabulary.special(role)) is not None]
+    if tokens:
+        return tokens[0]
     if text in vocabulary.tokens:
         return vocabulary.tokens.index(text)
     raise ExportError(
