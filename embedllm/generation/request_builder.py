@@ -87,13 +87,13 @@ class RequestBuilder:
 
     def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> RenderedPrompt:
         """See Model.prompt()."""
-        return self._rendered(messages, options)[0]
+        return self._render(messages, options)[0]
 
-    def _rendered(
+    def _render(
         self, messages: Sequence[Message], options: TemplateOptions
     ) -> tuple[RenderedPrompt, list[ImageSource]]:
         """What the chat template writes, with a placeholder for each image, and the images."""
-        template, written = self._chat_template(), self._written()
+        template, written = self._chat_template(), self._format()
         messages, sources = self._split_images(messages)
         tools = options.tools
         described: Sequence[Mapping[str, JSON]] = ()
@@ -128,7 +128,7 @@ class RequestBuilder:
 
     def prompt_tokens(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """The token ids of prompt()."""
-        return self._encoded(*self._rendered(messages, options), None)[0]
+        return self._encode(*self._render(messages, options), None)[0]
 
     def request(
         self,
@@ -211,7 +211,7 @@ class RequestBuilder:
             self._template = ChatTemplate.open(self._package.folder)
         return self._template
 
-    def _written(self) -> ReplyFormat:
+    def _format(self) -> ReplyFormat:
         """How the model writes tool calls and reasoning."""
         if self._reply_format is None:
             self._reply_format = reply_format(self._chat_template())
@@ -224,15 +224,15 @@ class RequestBuilder:
             _log.warning(
                 "the chat template of '%s' does not show tools: they are described in the %s message%s",
                 self._package.name,
-                "system" if self._written().gaps.has_system else "first user",
-                ", and calls are plain JSON" if self._written().gaps.hides_calls else "",
+                "system" if self._format().gaps.has_system else "first user",
+                ", and calls are plain JSON" if self._format().gaps.hides_calls else "",
             )
 
     def _reading(self, request: Request, written: str, tools: Sequence[Tool] | None) -> Request:
         """The request with what parts its reply. written: the prompt."""
         parameters = tool_parameters(tool_schemas(tools)) if tools else None
-        marks = reply_marks(self._written(), has_tools=parameters is not None)
-        reader = reply_reader(self._written(), written, parameters)
+        marks = reply_marks(self._format(), has_tools=parameters is not None)
+        reader = reply_reader(self._format(), written, parameters)
         return replace(request, reader=reader, mark_tokens=frozenset(self._special_tokens(marks)))
 
     def _constraint(
@@ -254,10 +254,10 @@ class RequestBuilder:
                 )
             parameters = tool_parameters(tool_schemas(tools)) if tools else None
             source = call_grammar(
-                tool_choice, self._written(), parameters, self._special_token, prompt=prompt, stop_tokens=stop_tokens
+                tool_choice, self._format(), parameters, self._special_token, prompt=prompt, stop_tokens=stop_tokens
             )
         elif source is None and tools and not is_free and self._grammars is not None:
-            source = optional_call_grammar(self._written(), tool_parameters(tool_schemas(tools)), self._special_token)
+            source = optional_call_grammar(self._format(), tool_parameters(tool_schemas(tools)), self._special_token)
         if source is None:
             return None
         if self._grammars is None:
@@ -283,9 +283,9 @@ class RequestBuilder:
         if isinstance(prompt, Mapping) or are_messages(prompt):
             check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
-            written, sources = self._rendered(messages, template)
+            written, sources = self._render(messages, template)
             self._check_length(written.text, limit)
-            tokens, images = self._encoded(written, sources, limit)
+            tokens, images = self._encode(written, sources, limit)
             return tokens, written.text, images
         if template != TemplateOptions():
             raise ValueError(
@@ -299,7 +299,7 @@ class RequestBuilder:
             return tokens, None, ()
         return token_ids(prompt), None, ()
 
-    def _encoded(
+    def _encode(
         self, written: RenderedPrompt, sources: Sequence[ImageSource], limit: int | None
     ) -> tuple[list[int], tuple[PreparedImage, ...]]:
         """The tokens of what the template wrote, with the ids of its images, and these."""

@@ -267,7 +267,7 @@ class Runner:
                       prompt=request.prompt, tokens=len(request.prompt) * beams, adapter=request.adapter,
                       priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable
                       )  # fmt: skip
-            with self._queued(job):
+            with self._enqueue(job):
                 (replies,) = outbox.read(self._loop)
                 return list(replies)
 
@@ -303,14 +303,14 @@ class Runner:
         def begin(job: Job) -> Steps:
             return self._steps(request, job, sequence)
 
-        return self._queued(
+        return self._enqueue(
             Job(begin=begin, outbox=outbox, cancel=own, unstarted=partial(_cancelled_in_queue, request),
                 prompt=request.prompt, tokens=len(request.prompt), adapter=request.adapter,
                 priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable,
                 sequence=sequence.sequence if isinstance(sequence, SequenceHandle) else sequence)
         )  # fmt: skip
 
-    def _queued(self, job: Job) -> Ticket:
+    def _enqueue(self, job: Job) -> Ticket:
         assert self._loop is not None
         self._loop.check_process()
         _ = self.engine  # raises when it was closed
@@ -326,7 +326,7 @@ class Runner:
             with self._decoding(request, job.cancel, sequence, job.queued_s) as (used, pieces, generation, proposer):
                 yield from decode_steps(generation, used, pieces, job.cancel, proposer)
         except Interrupted:
-            yield _cancelled_in_queue(request, job) if generation is None else _ended(generation.cancelled(), job)
+            yield _cancelled_in_queue(request, job) if generation is None else _end_chunk(generation.cancelled(), job)
 
     def can_draft_for(self, request: Request) -> bool:
         """Whether this draft model reads such prompts."""
@@ -451,7 +451,7 @@ def _close(loop: EngineLoop, scheduler: Scheduler, sequences: SequencePool) -> N
     sequences.close()
 
 
-def _ended(chunk: Chunk, job: Job) -> Chunk:
+def _end_chunk(chunk: Chunk, job: Job) -> Chunk:
     """The last chunk of a request that was ended from outside: by its caller, or by its time."""
     is_late = time.monotonic() >= job.deadline_s and not job.cancel.cancelled
     return replace(chunk, finish_reason="timeout") if is_late else chunk
@@ -462,4 +462,4 @@ def _cancelled_in_queue(request: Request, job: Job) -> Chunk:
     waited_s = time.monotonic() - job.submitted_s
     statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=waited_s)
     chunk = Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)
-    return _ended(chunk, job)
+    return _end_chunk(chunk, job)

@@ -186,13 +186,13 @@ class Scheduler:
         One after the other all that came before are done, so it does not wait for ever.
         """
         return job.steps is None and any(
-            ask.feed.is_prompt and len(ask.sequence.tokens) < self._shared(job, ask)
+            ask.feed.is_prompt and len(ask.sequence.tokens) < self._count_shared(job, ask)
             for other in self.running
             if other.rank <= job.rank and other.is_active and not other.is_list
             for ask in other.asks
         )
 
-    def _shared(self, job: Job, ask: Ask) -> int:
+    def _count_shared(self, job: Job, ask: Ask) -> int:
         """How many tokens of its prompt a request takes from one that is being read; 0: too few to wait for them."""
         if ask.job not in job.shared:
             prompt = ask.job.prompt

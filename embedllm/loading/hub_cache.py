@@ -31,7 +31,7 @@ class KeptModel:
 
 def kept_models() -> list[KeptModel]:
     """All that is kept, by name. Raises HubError without the hub's client."""
-    cache = _scanned()
+    cache = _scan()
     downloads = [
         KeptModel(
             name=repo.repo_id,
@@ -66,7 +66,7 @@ def remove_models(name: str, *, downloads: bool = True) -> int:
     for export in exports():
         if export.source == name:
             remove_export(export)
-    cache = _scanned() if downloads else None
+    cache = _scan() if downloads else None
     if cache is None:
         return sum(one.bytes for one in models)
     for repo in cache.repos:
@@ -77,7 +77,7 @@ def remove_models(name: str, *, downloads: bool = True) -> int:
     return sum(one.bytes for one in models)
 
 
-def _scanned() -> HFCacheInfo | None:
+def _scan() -> HFCacheInfo | None:
     """None: there is no cache yet."""
     try:
         from huggingface_hub import scan_cache_dir

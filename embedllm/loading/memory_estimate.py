@@ -216,7 +216,7 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
 def _scratch(decoder: Decoder, footprint: MemoryFootprint, tokens: int, *, is_latent: bool) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
     chunk, later = min(tokens, footprint.chunk), min(max(tokens - footprint.chunk, 0), footprint.chunk)
-    widest = max(_widest(layer) + _mixed(layer, is_latent=is_latent) for layer in decoder.layers)
+    widest = max(_widest(layer) + _mixer_values(layer, is_latent=is_latent) for layer in decoder.layers)
     heads = max((attention.heads for attention in decoder.attentions), default=0) if footprint.keeps_scores else 0
     return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
 
@@ -228,7 +228,7 @@ def _widest(layer: Layer) -> int:
     return used * max((2 * each.up.rows for each in mlps(mlp)), default=0)
 
 
-def _mixed(layer: Layer, *, is_latent: bool) -> int:
+def _mixer_values(layer: Layer, *, is_latent: bool) -> int:
     """Values of a token inside attention, and what is in its place or beside it."""
     attention, recurrent = layer.attention, recurrent_mixer(layer)
     values = 0 if recurrent is None else sum(linear.rows for linear in mixer_inputs(recurrent))

@@ -135,7 +135,7 @@ def _key(package: Package) -> dict[str, str]:
 
 def _read(data: dict[str, object]) -> Tuning:
     """A record as it was written. ValueError, TypeError or KeyError for anything else."""
-    measured = tuple(_measured(one) for one in _list(data["measured"]))
+    measured = tuple(_read_measured(one) for one in _list(data["measured"]))
     left_out = tuple((str(name), str(why)) for name, why in data["left_out"])  # type: ignore[attr-defined]  # or TypeError
     tuning = Tuning(**{**data, "measured": measured, "left_out": left_out})  # type: ignore[arg-type]  # checked below
     texts, numbers = (tuning.model, tuning.device, tuning.unkept), (tuning.took_s, tuning.at)
@@ -150,7 +150,7 @@ def _read(data: dict[str, object]) -> Tuning:
     return tuning
 
 
-def _measured(data: object) -> Measured:
+def _read_measured(data: object) -> Measured:
     if not isinstance(data, dict) or not isinstance(data.get("runtime"), dict):
         raise ValueError("no object with 'runtime' where one was expected")
     one = Measured(**{**data, "runtime": RuntimeOptions(**data["runtime"])})

@@ -35,7 +35,7 @@ def describe(config: Config) -> Decoder:
         ssm=_mamba2,
     )
     decoder = describe_shaped(config, shape)
-    return replace(decoder, layers=tuple(_multiplied(config, layer) for layer in decoder.layers))
+    return replace(decoder, layers=tuple(_multiply(config, layer) for layer in decoder.layers))
 
 
 def _mamba2(parts: Parts) -> Mamba2:
@@ -60,7 +60,7 @@ def _mamba2(parts: Parts) -> Mamba2:
     return mamba2(parts, sizes, _NORM if has_norm else None)
 
 
-def _multiplied(config: Config, layer: Layer) -> Layer:
+def _multiply(config: Config, layer: Layer) -> Layer:
     """A layer whose matrices have the config's multipliers: the products are linear in them."""
     attention, mlp, ssm = layer.attention, layer.mlp, layer.ssm
     assert isinstance(attention, Attention)

@@ -53,7 +53,7 @@ def read_model(path: Path) -> GgufModel:
     tensors: dict[str, Placed] = {}
     for number, header in enumerate(headers):
         _check_part(header, number, len(files))
-        for name, tensor in _placed(header).items():
+        for name, tensor in _place_tensors(header).items():
             if name in tensors:
                 raise ExportError(f"'{header.path}' and '{tensors[name].file}' both have a tensor '{name}'.")
             tensors[name] = tensor
@@ -93,9 +93,9 @@ def _check_part(header: GgufFile, number: int, count: int) -> None:
         )
 
 
-def _placed(header: GgufFile) -> dict[str, Placed]:
+def _place_tensors(header: GgufFile) -> dict[str, Placed]:
     """Every tensor with its bytes, which lie in the file and apart from the others'."""
-    tensors = {name: _measured(header, name, tensor) for name, tensor in header.tensors.items()}
+    tensors = {name: _measure(header, name, tensor) for name, tensor in header.tensors.items()}
     end, before = 0, ""
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
         if tensor.offset < end:
@@ -104,7 +104,7 @@ def _placed(header: GgufFile) -> dict[str, Placed]:
     return tensors
 
 
-def _measured(header: GgufFile, name: str, tensor: GgufTensor) -> Placed:
+def _measure(header: GgufFile, name: str, tensor: GgufTensor) -> Placed:
     kind, place = TYPES.get(tensor.type), f"'{header.path}': tensor '{name}'"
     if kind is None:
         raise ExportError(f"{place} is of type {tensor.type}, which is not known here; known: "

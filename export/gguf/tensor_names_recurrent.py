@@ -57,24 +57,24 @@ def delta_net(
         locations |= matrix(mixer.q, qkv, RowRange(0, mixer.q.rows))
         locations |= matrix(mixer.k, qkv, RowRange(mixer.q.rows, mixer.k.rows))
         values_in_turn = has_rows(tensors, qkv, channels) and is_interleaved
-        order = permuted(behind + _interleaved(mixer, mixer.value_dim)) if values_in_turn else None
+        order = permuted(behind + _interleaved_rows(mixer, mixer.value_dim)) if values_in_turn else None
         locations |= matrix(mixer.v, qkv, order or RowRange(behind, mixer.v.rows))
         gates_in_turn = has_rows(tensors, f"{block}.attn_gate", mixer.z.rows) and is_interleaved
-        gates = permuted(_interleaved(mixer, mixer.value_dim) if gates_in_turn else None)
+        gates = permuted(_interleaved_rows(mixer, mixer.value_dim) if gates_in_turn else None)
         locations |= matrix(mixer.z, f"{block}.attn_gate", gates)
     else:  # as the first files had them
-        locations |= _shared(f"{block}.ssm_in", (mixer.q, mixer.k, mixer.v, mixer.z), keys, tensors)
+        locations |= _shared_tensor(f"{block}.ssm_in", (mixer.q, mixer.k, mixer.v, mixer.z), keys, tensors)
     out = tensors.get(f"{block}.ssm_out.weight")
     is_whole = out is not None and out.shape == (mixer.o.rows, mixer.o.columns)
     is_whole = is_whole and _size(tensors, f"{block}.ssm_a") == values
-    heads = permuted(_interleaved(mixer, 1) if is_interleaved and is_whole else None)
+    heads = permuted(_interleaved_rows(mixer, 1) if is_interleaved and is_whole else None)
     if is_interleaved and is_whole:
-        columns = PermutedColumns(_interleaved(mixer, mixer.value_dim), run=mixer.value_dim)
+        columns = PermutedColumns(_interleaved_rows(mixer, mixer.value_dim), run=mixer.value_dim)
         locations |= matrix(mixer.o, f"{block}.ssm_out", columns)
     else:
         locations |= matrix(mixer.o, f"{block}.ssm_out")
     if f"{block}.ssm_ba.weight" in tensors:
-        locations |= _shared(f"{block}.ssm_ba", (mixer.beta, mixer.decay), keys, tensors)
+        locations |= _shared_tensor(f"{block}.ssm_ba", (mixer.beta, mixer.decay), keys, tensors)
     else:
         locations |= matrix(mixer.beta, f"{block}.ssm_beta", heads)
         locations |= matrix(mixer.decay, f"{block}.ssm_alpha", heads)
@@ -84,7 +84,7 @@ def delta_net(
     kernels = None
     if is_interleaved and has_rows(tensors, convolved, channels):
         before = np.arange(channels - mixer.v.rows)
-        kernels = np.concatenate([before, len(before) + _interleaved(mixer, mixer.value_dim)])
+        kernels = np.concatenate([before, len(before) + _interleaved_rows(mixer, mixer.value_dim)])
     return locations | {mixer.convolution: TensorLocation(tensor=f"{convolved}.weight", order=permuted(kernels))}
 
 
@@ -103,7 +103,7 @@ def mamba2(mixer: Mamba2, block: str) -> dict[str, TensorLocation]:
     return locations | {mixer.bias: TensorLocation(tensor=f"{block}.ssm_conv1d.bias")} if mixer.bias else locations
 
 
-def _shared(
+def _shared_tensor(
     name: str, linears: Sequence[Linear], groups: int, tensors: Mapping[str, Placed]
 ) -> dict[str, TensorLocation]:
     """Matrices whose rows lie in one tensor, one share of each behind the other, for each key head."""
@@ -119,7 +119,7 @@ def _shared(
     return locations
 
 
-def _interleaved(mixer: DeltaNet, each: int) -> NDArray[np.intp]:
+def _interleaved_rows(mixer: DeltaNet, each: int) -> NDArray[np.intp]:
     """For each row, of `each` a value head, where it is in the file."""
     heads = np.arange(mixer.value_heads).reshape(-1, mixer.key_heads).T.reshape(-1)
     return (heads[:, None] * each + np.arange(each)).reshape(-1)

@@ -59,7 +59,7 @@ class GgufTensors:
         """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
         location, tensor = self._find(name)
         if isinstance(location.order, Transposed):
-            return self._transposed(tensor, start, stop)
+            return self._transpose(tensor, start, stop)
         if isinstance(location.order, InTurn):
             return self._in_turn(location.order, tensor)[start:stop]
         _, width = location.size(tensor.shape)
@@ -109,7 +109,7 @@ class GgufTensors:
             raise ExportError(f"'{self._model.path}' has no tensor {sought}, which its metadata calls for.")
         return location, tensor
 
-    def _transposed(self, tensor: Placed, start: int, stop: int) -> F32:
+    def _transpose(self, tensor: Placed, start: int, stop: int) -> F32:
         """Rows of a tensor that is [matrices, columns, rows of each]."""
         _, columns, each = tensor.shape
         first, last = start // each, -(-stop // each)

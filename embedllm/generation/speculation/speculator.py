@@ -186,7 +186,7 @@ class Speculator:
             if step.fed > 1 or self._drafted or self._is_rewound:
                 expected = costs.of(step.fed) + self._drafted * costs.draft + self._is_rewound * costs.rewound
                 spent = costs.clipped(step.total_s - self._free_s, expected) if is_alone else expected
-                self._balance += step.chosen * self._undrafted() - spent
+                self._balance += step.chosen * self._plain_cost() - spent
             self._experience.balance = self._balance
         self._is_rewound = step.chosen < step.fed
 
@@ -206,7 +206,7 @@ class Speculator:
         shares: the probability of each to be right, when those before it are. each: what making one costs.
         """
         costs, reach, expected = self._costs, 1.0, 1.0
-        undrafted = self._undrafted()
+        undrafted = self._plain_cost()
         best, value = 0, (_MARGIN if self._together() == 1 else _MARGIN_BESIDE) / undrafted
         for count, share in enumerate(shares, start=1):
             reach *= share
@@ -218,7 +218,7 @@ class Speculator:
                 best, value = count, gain
         return best, value
 
-    def _undrafted(self) -> float:
+    def _plain_cost(self) -> float:
         """What a token takes without drafts, in steps of one: a run of rows takes about what as many tokens do."""
         together = min(self._together(), MAX_DRAFT_TOKENS + 1)
         return self._costs.of(together) / together

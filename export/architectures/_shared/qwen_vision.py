@@ -92,7 +92,7 @@ def with_vision(decoder: Decoder, config: Config, shape: VisionShape, *, interle
     token = config.integer("image_token_id", 151655, least=0)
     if token >= decoder.vocabulary:
         raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
-    encoder = _described(vision.filled(shape.defaults), shape, decoder, token)
+    encoder = _describe(vision.filled(shape.defaults), shape, decoder, token)
     if len(encoder.deepstack) >= len(decoder.layers):
         raise UnsupportedModel(
             f"deepstack_visual_indexes has {len(encoder.deepstack)} layers; expected fewer than the "
@@ -122,7 +122,7 @@ def _sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
     )
 
 
-def _described(config: Config, shape: VisionShape, decoder: Decoder, token: int) -> DynamicVision:
+def _describe(config: Config, shape: VisionShape, decoder: Decoder, token: int) -> DynamicVision:
     config = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads", **shape.keys})
     sizes = Sizes.of(config.replaced({"vocab_size": 1}))
     merge, patch = config.integer("spatial_merge_size"), config.integer("patch_size")
