@@ -175,7 +175,7 @@ class Server:
             continue_final_message=reply_request.continue_final_message,
             special=reply_request.special,
         )
-        return replace(request, reader=None, kept=frozenset())  # the page is given the reply as it is written
+        return replace(request, reader=None, mark_tokens=frozenset())  # the page is given the reply as it is written
 
 
 def read_request(text: str) -> ReplyRequest:

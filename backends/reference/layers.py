@@ -290,15 +290,17 @@ class Layers:
         by_group = (output.reshape(len(x), -1) * gate).reshape(len(x), mixer.groups, -1).transpose(1, 0, 2)
         return self._linear(self._norm(by_group, mixer.norm).transpose(1, 0, 2).reshape(len(x), -1), mixer.o)
 
-    def _recurred(self, index: int, q: F32, k: F32, v: F32, decay: F32, beta: F32, *, is_delta: bool = True) -> F32:
-        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; decay (of the state), beta: [T, H].
+    def _recurred(
+        self, index: int, q: F32, k: F32, v: F32, decay_factor: F32, beta: F32, *, is_delta: bool = True
+    ) -> F32:
+        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; decay_factor (of the state), beta: [T, H].
 
         is_delta: by the delta rule, what keys find already is not added once more.
         """
         name = f"recurrent.{index}"
         state, output = self._states[name], np.empty_like(v)
         for at in range(len(v)):
-            state = state * decay[at, :, None, None]
+            state = state * decay_factor[at, :, None, None]
             prediction = (k[at, :, None] @ state)[:, 0] if is_delta else np.float32(0)
             new = beta[at, :, None] * (v[at] - prediction)
             state = state + k[at, :, :, None] * new[:, None]

@@ -49,7 +49,7 @@ class AsyncStream:
         self._start = start
         self._noting = noting or nullcontext(lambda chunk: None)
         self._note: Callable[[Chunk], None] = lambda chunk: None
-        self._held = ExitStack()
+        self._resources = ExitStack()
         self._source: Source | None = None
         self._is_over = False
 
@@ -61,17 +61,17 @@ class AsyncStream:
             raise StopAsyncIteration
         try:
             if self._source is None:
-                self._note = self._held.enter_context(self._noting)
+                self._note = self._resources.enter_context(self._noting)
                 self._source = self._start()
-                self._held.callback(self._source.close)
+                self._resources.callback(self._source.close)
             chunk = await self._source.next()
         except BaseException as error:
             self._is_over = True
-            self._held.__exit__(type(error), error, error.__traceback__)
+            self._resources.__exit__(type(error), error, error.__traceback__)
             raise
         if chunk is None:
             self._is_over = True
-            self._held.close()
+            self._resources.close()
             raise StopAsyncIteration
         self._note(chunk)
         return chunk
@@ -81,17 +81,17 @@ class AsyncStream:
         self._is_over = True
         if self._source is not None:
             await self._source.aclose()
-        self._held.close()
+        self._resources.close()
 
 
 class TicketSource:
     """Chunks that the engine loop puts into an outbox."""
 
-    def __init__(self, loop: EngineLoop, outbox: AsyncOutbox[Chunk], held: ExitStack) -> None:
-        """held: what ends the request."""
+    def __init__(self, loop: EngineLoop, outbox: AsyncOutbox[Chunk], resources: ExitStack) -> None:
+        """resources: what ends the request."""
         self._loop = loop
         self._outbox = outbox
-        self._held = held
+        self._resources = resources
 
     async def next(self) -> Chunk | None:
         return await self._outbox.get(self._loop)
@@ -100,32 +100,32 @@ class TicketSource:
         self.close()
 
     def close(self) -> None:
-        self._held.close()
+        self._resources.close()
 
 
 class DirectSource:
     """Chunks that are computed as they are asked for, in a browser's own event loop."""
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None], held: ExitStack) -> None:
-        """held: the sequence."""
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], resources: ExitStack) -> None:
+        """resources: the sequence."""
         self._chunks = chunks
-        self._held = held
+        self._resources = resources
 
     async def next(self) -> Chunk | None:
         return await anext(self._chunks, None)
 
     async def aclose(self) -> None:
         await self._chunks.aclose()
-        self._held.close()
+        self._resources.close()
 
     def close(self) -> None:
-        self._held.close()
+        self._resources.close()
 
 
-async def awaited_feed(asked: Feed) -> Sequence[Logits]:
+async def awaited_feed(feed: Feed) -> Sequence[Logits]:
     """Does what the loop asks for; without blocking the event loop where the session can be awaited."""
-    sequence = asked.sequence
+    sequence = feed.sequence
     assert isinstance(sequence, CachedSequence)
-    if sequence.awaited is not None and not asked.is_all:
-        return (await sequence.afeed(sequence.awaited, asked.tokens),)
-    return asked()
+    if sequence.awaited is not None and not feed.is_all:
+        return (await sequence.afeed(sequence.awaited, feed.tokens),)
+    return feed()

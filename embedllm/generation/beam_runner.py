@@ -24,7 +24,7 @@ from embedllm.types import Logits
 BEAMLESS = frozenset({"min_tokens", "stop", "logprobs", "speculate", "response_format", "tool_choice"})
 
 
-Asked: TypeAlias = "Feed | list[Feed] | tuple[Reply, ...]"  # feeds, and at the end the replies
+BeamStep: TypeAlias = "Feed | list[Feed] | tuple[Reply, ...]"  # feeds, and at the end the replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,51 +59,51 @@ class BeamRunner:
         self._sequences = sequences
         self._prompt = list(prompt)
         self._adapter = adapter
-        self._held = ExitStack()
+        self._resources = ExitStack()
         self._free: list[CachedSequence] = []
         self._cached_tokens = 0
         self._queued_s = 0.0
         self._prefill_s = 0.0
         self._decode_s = 0.0
 
-    def steps(self, limit_reason: str, cancel: Cancel, *, queued_s: float = 0.0) -> Generator[Asked, Any, None]:
+    def steps(self, limit_reason: str, cancel: Cancel, *, queued_s: float = 0.0) -> Generator[BeamStep, Any, None]:
         """Asks for feeds, and at the end gives the replies, best first.
 
         Of a search that was cancelled: what was found, and what it was following. queued_s: waited before.
         """
         self._queued_s = queued_s
-        with self._held:
+        with self._resources:
             try:
-                yield from self._searched(cancel)
+                yield from self._run_search(cancel)
                 is_whole = True
             except Interrupted:
                 is_whole = False
-        replies = [self._reply(found.beam, limit_reason) for found in self._search.finished]
+        replies = [self._reply(hypothesis.beam, limit_reason) for hypothesis in self._search.finished]
         yield tuple(replies if is_whole else replies + self.ended(cancel))
 
     def run_directly(self, limit_reason: str, cancel: Cancel) -> list[Reply]:
         """As steps(), fed by the caller."""
         steps = self.steps(limit_reason, cancel)
-        asked = next(steps)
-        while isinstance(asked, (Feed, list)):
-            feeds = asked if isinstance(asked, list) else [asked]
+        step = next(steps)
+        while isinstance(step, (Feed, list)):
+            feeds = step if isinstance(step, list) else [step]
             try:
                 rows = [feed() for feed in feeds]
             except Exception as error:  # noqa: BLE001  # raises it again, or ends
-                asked = steps.throw(error)
+                step = steps.throw(error)
             else:
-                asked = steps.send(rows if isinstance(asked, list) else rows[0])
-        return list(asked)
+                step = steps.send(rows if isinstance(step, list) else rows[0])
+        return list(step)
 
     def ended(self, cancel: Cancel) -> list[Reply]:
         """What it is following, which was cancelled, or ran out of time."""
         reason = "cancelled" if cancel.cancelled else "timeout"
         return [self._reply(beam, reason) for beam in self._search.running]
 
-    def _searched(self, cancel: Cancel) -> Generator[Asked, Any, None]:
+    def _run_search(self, cancel: Cancel) -> Generator[BeamStep, Any, None]:
         """Searches to the end; all beams take a step at once. Raises Interrupted."""
         started = time.perf_counter()
-        used = [self._taken(cancel, is_new=False)]
+        used = [self._take(cancel, is_new=False)]
         rows = [(yield from self._prefill(used[0]))[-1]]
         self._prefill_s = time.perf_counter() - started
         while True:
@@ -115,7 +115,7 @@ class BeamRunner:
                 return
             if cancel.cancelled:
                 raise Interrupted
-            used = yield from self._placed(used, cancel)
+            used = yield from self._place(used, cancel)
             feeds = [Feed(each, beam.tokens[-1:]) for each, beam in zip(used, self._search.running, strict=True)]
             rows = [last[-1] for last in (yield feeds)]
             self._decode_s = time.perf_counter() - started - self._prefill_s
@@ -140,9 +140,9 @@ class BeamRunner:
 
     def _prefill(self, sequence: CachedSequence) -> Generator[Feed, Any, Sequence[Logits]]:
         self._cached_tokens = self._sequences.begin(sequence, self._prompt, self._adapter)
-        return (yield from self._fed(sequence, self._prompt[self._cached_tokens :]))
+        return (yield from self._feed(sequence, self._prompt[self._cached_tokens :]))
 
-    def _fed(self, sequence: CachedSequence, tokens: Sequence[int]) -> Generator[Feed, Any, Sequence[Logits]]:
+    def _feed(self, sequence: CachedSequence, tokens: Sequence[int]) -> Generator[Feed, Any, Sequence[Logits]]:
         """In pieces, which are all that a session without a scheduler takes at once."""
         rows: Sequence[Logits] = ()
         step = self._sequences.engine.chunk
@@ -150,7 +150,7 @@ class BeamRunner:
             rows = yield Feed(sequence, tokens[at : at + step], is_prompt=True)
         return rows
 
-    def _placed(self, used: Sequence[CachedSequence], cancel: Cancel) -> Generator[Asked, Any, list[CachedSequence]]:
+    def _place(self, used: Sequence[CachedSequence], cancel: Cancel) -> Generator[BeamStep, Any, list[CachedSequence]]:
         """For each beam a sequence that holds all of it but the last token.
 
         The first beam that prolongs another takes its sequence over; the others get copies, made while it still stands
@@ -167,23 +167,23 @@ class BeamRunner:
             placed.append(parent if heirs[beam.parent] == place else (yield from self._copy(parent, beam, cancel)))
         return placed
 
-    def _copy(self, parent: CachedSequence, beam: Beam, cancel: Cancel) -> Generator[Asked, Any, CachedSequence]:
-        copy = self._free.pop() if self._free else self._taken(cancel, is_new=True)
+    def _copy(self, parent: CachedSequence, beam: Beam, cancel: Cancel) -> Generator[BeamStep, Any, CachedSequence]:
+        copy = self._free.pop() if self._free else self._take(cancel, is_new=True)
         if copy.adapter is not self._adapter:  # a new one
             copy.adapt(self._adapter)
         tokens = [*self._prompt, *beam.tokens]
-        held = copy.truncate_to_prefix(tokens)
-        missing = tokens[held:-1]
+        prefix_length = copy.truncate_to_prefix(tokens)
+        missing = tokens[prefix_length:-1]
         if missing and isinstance(parent.session, MovesState) and isinstance(copy.session, MovesState):
-            copy.append(tokens, exported(parent.session, held, len(tokens) - 1))
+            copy.append(tokens, exported(parent.session, prefix_length, len(tokens) - 1))
         elif missing:
-            yield from self._fed(copy, missing)
+            yield from self._feed(copy, missing)
         return copy
 
-    def _taken(self, cancel: Cancel, *, is_new: bool) -> CachedSequence:
+    def _take(self, cancel: Cancel, *, is_new: bool) -> CachedSequence:
         """A sequence until the end of the search; one that is not new may have the prompt of an earlier call."""
         sequence = self._sequences.take(self._prompt, self._search.limit, is_new=is_new)
-        self._held.callback(self._sequences.give_back, sequence, self._prompt, to_pool=True)
+        self._resources.callback(self._sequences.give_back, sequence, self._prompt, to_pool=True)
         sequence.keep_all()  # others get copies
-        self._held.enter_context(sequence.interruptible(cancel))
+        self._resources.enter_context(sequence.interruptible(cancel))
         return sequence

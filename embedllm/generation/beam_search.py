@@ -68,7 +68,7 @@ class BeamSearch:
         """
         # enough candidates that `beams` remain when all others end
         count = max(2, 1 + len(self.stop_tokens)) * self.beams
-        nexts = [beam for place, row in enumerate(rows) for beam in _prolonged(self.running[place], place, row, count)]
+        nexts = [beam for place, row in enumerate(rows) for beam in _prolong(self.running[place], place, row, count)]
         nexts.sort(key=lambda beam: -beam.total)
         del nexts[count:]
         length = len(nexts[0].tokens)
@@ -91,7 +91,7 @@ class BeamSearch:
         return self.running[0].total / length**self.length_penalty > self.finished[-1].score
 
 
-def _prolonged(beam: Beam, place: int, row: Logits, count: int) -> list[Beam]:
+def _prolong(beam: Beam, place: int, row: Logits, count: int) -> list[Beam]:
     """The most probable continuations of a beam by one token."""
     best, logsumexp = row.top(count), row.logsumexp()
     check_logits(row, best.logits[0] - logsumexp)

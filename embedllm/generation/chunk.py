@@ -20,9 +20,9 @@ def _quick_to_make(cls: type[T]) -> type[T]:
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # it is a dataclass
     setters = {f"set_{name}": cls.__dict__[name].__set__ for name in names}
     body = "; ".join(f"set_{name}(self, {name})" for name in names)
-    made: dict[str, Callable[..., None]] = {}
-    exec(f"def __init__(self, *, {', '.join(names)}): {body}", setters, made)
-    init: Any = made["__init__"]
+    namespace: dict[str, Callable[..., None]] = {}
+    exec(f"def __init__(self, *, {', '.join(names)}): {body}", setters, namespace)
+    init: Any = namespace["__init__"]
     init.__kwdefaults__, init.__annotations__ = cls.__init__.__kwdefaults__, cls.__init__.__annotations__
     cls.__init__ = init
     return cls

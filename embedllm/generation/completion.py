@@ -45,16 +45,16 @@ class Completion:
 
 def collect(chunks: Iterable[Chunk]) -> Completion:
     """A whole reply from its chunks."""
-    kept = list(chunks)
-    steps = [chunk for chunk in kept if chunk.token is not None]
+    all_chunks = list(chunks)
+    steps = [chunk for chunk in all_chunks if chunk.token is not None]
     return Completion(
-        text="".join(chunk.text for chunk in kept),
+        text="".join(chunk.text for chunk in all_chunks),
         tokens=tuple(chunk.token for chunk in steps if chunk.token is not None),
         logprobs=tuple(chunk.logprob for chunk in steps if chunk.logprob is not None),
         top_logprobs=tuple(chunk.top_logprobs for chunk in steps if chunk.top_logprobs),
-        finish_reason=kept[-1].finish_reason or "cancelled",
-        stopped_by=kept[-1].stopped_by,
-        statistics=kept[-1].statistics,
-        reasoning="".join(chunk.reasoning for chunk in kept),
-        tool_calls=tuple(call for chunk in kept for call in chunk.tool_calls),
+        finish_reason=all_chunks[-1].finish_reason or "cancelled",
+        stopped_by=all_chunks[-1].stopped_by,
+        statistics=all_chunks[-1].statistics,
+        reasoning="".join(chunk.reasoning for chunk in all_chunks),
+        tool_calls=tuple(call for chunk in all_chunks for call in chunk.tool_calls),
     )

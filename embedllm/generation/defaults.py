@@ -48,7 +48,7 @@ def read_defaults(folder: Path) -> Defaults:
             raise ValueError("no JSON object")
         data = {key: value for key, value in data.items() if value is not None}
         sampling = Sampling(
-            **_drawn(data),
+            **_sampling_options(data),
             repetition_penalty=data.get("repetition_penalty", 1.0),
             no_repeat_ngram=data.get("no_repeat_ngram_size", 0),
             bad_words=data.get("bad_words_ids", ()),
@@ -64,7 +64,7 @@ def read_defaults(folder: Path) -> Defaults:
     return Defaults(sampling=sampling, max_tokens=limit)
 
 
-def _drawn(data: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_options(data: Mapping[str, Any]) -> dict[str, Any]:
     """The options of Sampling that say how a token is drawn; transformers is greedy unless do_sample is set."""
     if not data.get("do_sample", False):
         return {"temperature": 0}

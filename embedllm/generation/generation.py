@@ -125,5 +125,4 @@ class Generation:
 
     def _rest(self) -> str:
         """What was held back; a stop string may still be found in it."""
-        held = self.stops.push(self.text.flush())
-        return held + self.stops.flush()
+        return self.stops.push(self.text.flush()) + self.stops.flush()

@@ -172,18 +172,18 @@ def run(
     """
     steps = decode_steps(generation, sequence, pieces, cancel, proposer)
     try:
-        asked = next(steps, None)
-        while asked is not None:
-            if isinstance(asked, Chunk):
-                yield asked
-                asked = next(steps, None)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Chunk):
+                yield step
+                step = next(steps, None)
                 continue
             try:
-                rows = asked()
+                rows = step()
             except BaseException as error:
                 steps.throw(error)  # raises it again, with the time counted that it took
                 raise
-            asked = steps.send(rows)
+            step = steps.send(rows)
     except Interrupted:
         yield generation.cancelled()
 
@@ -200,18 +200,18 @@ async def arun(
     """As `run`, over a `feed` that is awaited."""
     steps = decode_steps(generation, sequence, pieces, cancel, proposer)
     try:
-        asked = next(steps, None)
-        while asked is not None:
-            if isinstance(asked, Chunk):
-                yield asked
-                asked = next(steps, None)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Chunk):
+                yield step
+                step = next(steps, None)
                 continue
             try:
-                rows = await feed(asked)
+                rows = await feed(step)
             except BaseException as error:
                 steps.throw(error)
                 raise
-            asked = steps.send(rows)
+            step = steps.send(rows)
     except Interrupted:
         yield generation.cancelled()
 

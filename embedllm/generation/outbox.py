@@ -29,42 +29,42 @@ class _Buffered(Generic[T]):
         """is_whole: the reader wants all at the end only, and is not woken before."""
         self._most = math.inf if is_whole else AHEAD  # items that nobody has taken yet
         self._is_whole = is_whole
-        self._held: list[T] = []
+        self._pending: list[T] = []
         self._is_new = True
-        self._put = 0
-        self._taken = 0
+        self._put_items = 0
+        self._taken_items = 0
         self._is_paused = False
 
     @property
     def is_full(self) -> bool:
         """Whether the reader is far behind, so that the request pauses (back-pressure) until it wakes the loop."""
-        if self._put - self._taken < self._most:
+        if self._put_items - self._taken_items < self._most:
             return False
         self._is_paused = True  # before the second look: the reader may have taken some, and not seen it
-        return self._put - self._taken >= self._most
+        return self._put_items - self._taken_items >= self._most
 
     def put(self, item: T) -> None:
-        self._put += 1
-        self._held.append(item)
-        if self._is_new or len(self._held) >= AHEAD // 2:
+        self._put_items += 1
+        self._pending.append(item)
+        if self._is_new or len(self._pending) >= AHEAD // 2:
             self._is_new = False
             self.flush()
 
     def flush(self) -> None:
         """Gives the reader what is held; see Scheduler.step()."""
-        if self._held and not self._is_whole:
-            held, self._held = self._held, []
-            self._send(held)
+        if self._pending and not self._is_whole:
+            pending, self._pending = self._pending, []
+            self._send(pending)
 
     def end(self, error: BaseException | None = None) -> None:
         """No more comes; the reader is given the rest, and then the error."""
-        held, self._held = self._held, []
-        self._send([*held, _End(error)])
+        pending, self._pending = self._pending, []
+        self._send([*pending, _End(error)])
 
     def _take(self, loop: EngineLoop) -> None:
         """The reader has one more."""
-        self._taken += 1
-        if self._is_paused and self._put - self._taken < AHEAD:
+        self._taken_items += 1
+        if self._is_paused and self._put_items - self._taken_items < AHEAD:
             self._is_paused = False
             loop.wake()
 

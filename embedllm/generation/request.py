@@ -33,7 +33,7 @@ class Request:
     top_count: int  # of the most probable tokens to report for each step
     special: bool = False  # special tokens are part of the text
     is_continuation: bool = False  # the text goes on from the prompt's
-    kept: frozenset[int] = frozenset()  # special tokens that are, for the reader
+    mark_tokens: frozenset[int] = frozenset()  # special tokens that are, for the reader
     reader: ReplyReader | None = None  # of this one reply, where it is more than text
     constraint: Constraint | None = None  # of this one reply
     speculate: Speculate = "auto"

@@ -87,13 +87,13 @@ class RequestBuilder:
 
     def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> RenderedPrompt:
         """See Model.prompt()."""
-        return self._rendered(messages, options)[0]
+        return self._render(messages, options)[0]
 
-    def _rendered(
+    def _render(
         self, messages: Sequence[Message], options: TemplateOptions
     ) -> tuple[RenderedPrompt, list[ImageSource]]:
         """What the chat template writes, with a placeholder for each image, and the images."""
-        template, written = self._chat_template(), self._written()
+        template, written = self._chat_template(), self._format()
         messages, sources = self._split_images(messages)
         tools = options.tools
         described: Sequence[Mapping[str, JSON]] = ()
@@ -133,7 +133,7 @@ class RequestBuilder:
 
     def prompt_tokens(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """The token ids of prompt()."""
-        return self._encoded(*self._rendered(messages, options), None)[0]
+        return self._encode(*self._render(messages, options), None)[0]
 
     def request(
         self,
@@ -199,12 +199,12 @@ class RequestBuilder:
         """Stop tokens of a caller. Raises ValueError for one that the vocabulary does not have."""
         size = self._package.architecture.vocabulary
         try:
-            found = [operator.index(token) for token in stop_tokens]
+            tokens = [operator.index(token) for token in stop_tokens]
         except TypeError:
-            found = [-1]
-        if any(not 0 <= token < size for token in found):
+            tokens = [-1]
+        if any(not 0 <= token < size for token in tokens):
             raise ValueError(f"stop_tokens is {stop_tokens!r}; expected a list of token ids, 0 to {size - 1}.")
-        return found
+        return tokens
 
     @property
     def _vision(self) -> Vision | DynamicVision | None:
@@ -216,7 +216,7 @@ class RequestBuilder:
             self._template = ChatTemplate.open(self._package.folder)
         return self._template
 
-    def _written(self) -> ReplyFormat:
+    def _format(self) -> ReplyFormat:
         """How the model writes tool calls and reasoning."""
         if self._reply_format is None:
             self._reply_format = reply_format(self._chat_template())
@@ -231,9 +231,9 @@ class RequestBuilder:
     def _reading(self, request: Request, written: str, tools: Sequence[Tool] | None) -> Request:
         """The request with what parts its reply. written: the prompt."""
         parameters = tool_parameters(tool_schemas(tools)) if tools else None
-        marks = reply_marks(self._written(), has_tools=parameters is not None)
-        reader = reply_reader(self._written(), written, parameters)
-        return replace(request, reader=reader, kept=frozenset(self._special_tokens(marks)))
+        marks = reply_marks(self._format(), has_tools=parameters is not None)
+        reader = reply_reader(self._format(), written, parameters)
+        return replace(request, reader=reader, mark_tokens=frozenset(self._special_tokens(marks)))
 
     def _constraint(
         self,
@@ -254,10 +254,10 @@ class RequestBuilder:
                 )
             parameters = tool_parameters(tool_schemas(tools)) if tools else None
             source = call_grammar(
-                tool_choice, self._written(), parameters, self._special_token, prompt=prompt, stop_tokens=stop_tokens
+                tool_choice, self._format(), parameters, self._special_token, prompt=prompt, stop_tokens=stop_tokens
             )
         elif source is None and tools and not is_free and self._grammars is not None:
-            source = optional_call_grammar(self._written(), tool_parameters(tool_schemas(tools)), self._special_token)
+            source = optional_call_grammar(self._format(), tool_parameters(tool_schemas(tools)), self._special_token)
         if source is None:
             return None
         if self._grammars is None:
@@ -270,8 +270,8 @@ class RequestBuilder:
 
     def _special_tokens(self, strings: Sequence[str]) -> set[int]:
         """The special tokens among stop strings or marks: their text never comes by itself."""
-        found = {self._special_token(string) for string in strings}
-        return {token for token in found if token is not None}
+        tokens = {self._special_token(string) for string in strings}
+        return {token for token in tokens if token is not None}
 
     def _tokens(
         self, prompt: Prompt, template: TemplateOptions, limit: int | None
@@ -283,9 +283,9 @@ class RequestBuilder:
         if isinstance(prompt, Mapping) or are_messages(prompt):
             check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
-            written, sources = self._rendered(messages, template)
+            written, sources = self._render(messages, template)
             self._check_length(written.text, limit)
-            tokens, images = self._encoded(written, sources, limit)
+            tokens, images = self._encode(written, sources, limit)
             return tokens, written.text, images
         if template != TemplateOptions():
             raise ValueError(
@@ -299,7 +299,7 @@ class RequestBuilder:
             return tokens, None, ()
         return token_ids(prompt), None, ()
 
-    def _encoded(
+    def _encode(
         self, written: RenderedPrompt, sources: Sequence[ImageSource], limit: int | None
     ) -> tuple[list[int], tuple[PreparedImage, ...]]:
         """The tokens of what the template wrote, with the ids of its images, and these."""

@@ -223,18 +223,18 @@ class Runner:
         if loop is None:
 
             def start() -> DirectSource:
-                held = ExitStack()
-                used, pieces, rule, proposer = held.enter_context(self._decoding(request, cancel, sequence))
-                return DirectSource(arun(rule, used, pieces, cancel, proposer, feed=awaited_feed), held)
+                resources = ExitStack()
+                used, pieces, rule, proposer = resources.enter_context(self._decoding(request, cancel, sequence))
+                return DirectSource(arun(rule, used, pieces, cancel, proposer, feed=awaited_feed), resources)
 
             return AsyncStream(start, noting=noting)
 
         def submit() -> TicketSource:
             outbox: AsyncOutbox[Chunk] = AsyncOutbox()
-            held = ExitStack()
-            own = held.enter_context(cancel.passed_on())
-            held.enter_context(self._submit(request, own, outbox, sequence))
-            return TicketSource(loop, outbox, held)
+            resources = ExitStack()
+            own = resources.enter_context(cancel.passed_on())
+            resources.enter_context(self._submit(request, own, outbox, sequence))
+            return TicketSource(loop, outbox, resources)
 
         return AsyncStream(submit, noting=noting)
 
@@ -267,17 +267,17 @@ class Runner:
                       prompt=request.prompt, tokens=len(request.prompt) * beams, adapter=request.adapter,
                       priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable
                       )  # fmt: skip
-            with self._queued(job):
+            with self._enqueue(job):
                 (replies,) = outbox.read(self._loop)
                 return list(replies)
 
     def _check_memory(self, beams: int, tokens: int) -> None:
         """Raises ValueError for more beams than there is memory for."""
-        held = self.sequences.kv_tokens
-        if held is not None and beams > 1 and beams * tokens > held:
+        kv_tokens = self.sequences.kv_tokens
+        if kv_tokens is not None and beams > 1 and beams * tokens > kv_tokens:
             raise ValueError(
                 f"{beams} beams of {tokens} tokens each need the KV of {beams * tokens} tokens; the memory that was "
-                f"free when the model was loaded takes {held}. Ask for fewer beams, or shorten the prompt."
+                f"free when the model was loaded takes {kv_tokens}. Ask for fewer beams, or shorten the prompt."
             )
 
     def close(self) -> None:
@@ -303,14 +303,14 @@ class Runner:
         def begin(job: Job) -> Steps:
             return self._steps(request, job, sequence)
 
-        return self._queued(
+        return self._enqueue(
             Job(begin=begin, outbox=outbox, cancel=own, unstarted=partial(_cancelled_in_queue, request),
                 prompt=request.prompt, tokens=len(request.prompt), adapter=request.adapter,
                 priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable,
                 sequence=sequence.sequence if isinstance(sequence, SequenceHandle) else sequence)
         )  # fmt: skip
 
-    def _queued(self, job: Job) -> Ticket:
+    def _enqueue(self, job: Job) -> Ticket:
         assert self._loop is not None
         self._loop.check_process()
         _ = self.engine  # raises when it was closed
@@ -326,7 +326,7 @@ class Runner:
             with self._decoding(request, job.cancel, sequence, job.queued_s) as (used, pieces, generation, proposer):
                 yield from decode_steps(generation, used, pieces, job.cancel, proposer)
         except Interrupted:
-            yield _cancelled_in_queue(request, job) if generation is None else _ended(generation.cancelled(), job)
+            yield _cancelled_in_queue(request, job) if generation is None else _end_chunk(generation.cancelled(), job)
 
     def can_draft_for(self, request: Request) -> bool:
         """Whether this draft model reads such prompts."""
@@ -344,26 +344,26 @@ class Runner:
     ) -> Iterator[Running]:
         """Within the block the request has a sequence: it, the prompt chunks to feed, the generation, the proposer."""
         self._in_loop.check_process()
-        with ExitStack() as held:
+        with ExitStack() as resources:
             if sequence is None:
-                used = held.enter_context(self.sequences.borrow(request.prompt, reply=request.max_tokens or 0))
+                used = resources.enter_context(self.sequences.borrow(request.prompt, reply=request.max_tokens or 0))
             else:
                 used = sequence.open() if isinstance(sequence, SequenceHandle) else sequence
-                held.enter_context(self.sequences.reserve(used, request.prompt))
-            held.enter_context(used.interruptible(cancel))
+                resources.enter_context(self.sequences.reserve(used, request.prompt))
+            resources.enter_context(used.interruptible(cancel))
             text = without_images(request.prompt)  # not by request.images: ids of a prompt may be given alone
             pieces, generation = self._begin(used, request, text, queued_s)
             proposer = None
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
                 draft = None
                 if self.draft is not None and request.speculate != "lookup" and self.draft.can_draft_for(request):
-                    draft = held.enter_context(self.draft.draft_sequence(used, request.prompt, cancel))
+                    draft = resources.enter_context(self.draft.draft_sequence(used, request.prompt, cancel))
                 uses_lookup = request.speculate != "draft"
                 proposer = Speculator(text, self._experience, draft=draft, uses_lookup=uses_lookup,
                                       room=used.room, together=partial(self._stepping_with, used))  # fmt: skip
             else:
                 used.foresee(generation.sampler.draws)
-                held.callback(used.foresee, None)
+                resources.callback(used.foresee, None)
             yield used, pieces, generation, proposer
 
     def _stepping_with(self, sequence: CachedSequence) -> int:
@@ -397,7 +397,7 @@ class Runner:
             sequence.shift, sequence.note_dropped = request.shift, note_dropped
             sequence.keep_all()  # it is moved
         began_s = time.perf_counter()
-        held = self.sequences.begin(sequence, request.prompt, request.adapter)
+        cached_tokens = self.sequences.begin(sequence, request.prompt, request.adapter)
         limit, limit_reason = self._limit(request)
         generation = Generation(
             sampler=Sampler(
@@ -411,7 +411,7 @@ class Runner:
             text=TextStream(
                 self._text,
                 special=request.special,
-                kept=request.kept,
+                mark_tokens=request.mark_tokens,
                 before=text if request.is_continuation else (),
             ),
             stops=StopStrings(request.stop),
@@ -423,7 +423,7 @@ class Runner:
             device=self.engine.device.name,
             statistics=Statistics(
                 prompt_tokens=len(request.prompt),
-                cached_tokens=held,
+                cached_tokens=cached_tokens,
                 prefill_s=time.perf_counter() - began_s,
                 dropped_tokens=request.dropped_tokens,
                 queued_s=queued_s,
@@ -433,15 +433,15 @@ class Runner:
         step = len(request.prompt) if self._loop is not None else self.engine.chunk  # the scheduler parts them itself
         if request.shift is not None:
             step = min(step, self.engine.chunk, request.shift.step)
-        return [request.prompt[at : at + step] for at in range(held, len(request.prompt), step)], generation
+        return [request.prompt[at : at + step] for at in range(cached_tokens, len(request.prompt), step)], generation
 
     def _limit(self, request: Request) -> tuple[int, str]:
         """How many tokens the reply may have, and what reaching that is called."""
         if request.shift is not None:
             return request.max_tokens or self._context, "length"
         room = self._context - len(request.prompt)
-        wanted = room + 1 if request.max_tokens is None else request.max_tokens
-        return min(room, wanted), "context" if wanted > room else "length"
+        requested = room + 1 if request.max_tokens is None else request.max_tokens
+        return min(room, requested), "context" if requested > room else "length"
 
 
 def _close(loop: EngineLoop, scheduler: Scheduler, sequences: SequencePool) -> None:
@@ -451,7 +451,7 @@ def _close(loop: EngineLoop, scheduler: Scheduler, sequences: SequencePool) -> N
     sequences.close()
 
 
-def _ended(chunk: Chunk, job: Job) -> Chunk:
+def _end_chunk(chunk: Chunk, job: Job) -> Chunk:
     """The last chunk of a request that was ended from outside: by its caller, or by its time."""
     is_late = time.monotonic() >= job.deadline_s and not job.cancel.cancelled
     return replace(chunk, finish_reason="timeout") if is_late else chunk
@@ -462,4 +462,4 @@ def _cancelled_in_queue(request: Request, job: Job) -> Chunk:
     waited_s = time.monotonic() - job.submitted_s
     statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=waited_s)
     chunk = Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)
-    return _ended(chunk, job)
+    return _end_chunk(chunk, job)

@@ -186,17 +186,17 @@ class Scheduler:
         One after the other all that came before are done, so it does not wait for ever.
         """
         return job.steps is None and any(
-            ask.feed.is_prompt and len(ask.sequence.tokens) < self._shared(job, ask)
+            ask.feed.is_prompt and len(ask.sequence.tokens) < self._count_shared(job, ask)
             for other in self.running
             if other.rank <= job.rank and other.is_active and not other.is_list
             for ask in other.asks
         )
 
-    def _shared(self, job: Job, ask: Ask) -> int:
+    def _count_shared(self, job: Job, ask: Ask) -> int:
         """How many tokens of its prompt a request takes from one that is being read; 0: too few to wait for them."""
         if ask.job not in job.shared:
-            read = ask.job.prompt
-            job.shared[ask.job] = self._pool.shared(job.prompt, job.adapter, ask.sequence, read, own=job.sequence)
+            prompt = ask.job.prompt
+            job.shared[ask.job] = self._pool.shared(job.prompt, job.adapter, ask.sequence, prompt, own=job.sequence)
         return job.shared[ask.job]
 
     def _make_room(self) -> None:
@@ -289,17 +289,17 @@ class Scheduler:
         job.asks, job.after_recall = [], None
         job.is_busy = True
         try:
-            asked = job.steps.send(rows) if error is None else job.steps.throw(error)
-            while not isinstance(asked, (Feed, list)):
-                job.outbox.put(asked)
-                if job.outbox.is_full and getattr(asked, "finish_reason", None) is None:
+            step = job.steps.send(rows) if error is None else job.steps.throw(error)
+            while not isinstance(step, (Feed, list)):
+                job.outbox.put(step)
+                if job.outbox.is_full and getattr(step, "finish_reason", None) is None:
                     return  # until its reader has caught up; a reply that is over lets go of its sequence
-                asked = next(job.steps)
-            job.is_list = isinstance(asked, list)
-            if isinstance(asked, list):
-                job.asks, job.sequence = [_ask(job, feed) for feed in asked], None
+                step = next(job.steps)
+            job.is_list = isinstance(step, list)
+            if isinstance(step, list):
+                job.asks, job.sequence = [_ask(job, feed) for feed in step], None
                 return
-            ask = _ask(job, asked)
+            ask = _ask(job, step)
             job.asks = [ask]
             if job.sequence is not ask.sequence and self._pool.owns(ask.sequence):  # else it is a draft model's
                 job.sequence = ask.sequence

@@ -25,26 +25,26 @@ def content_hash(files: Sequence[Path], kind: str, on_progress: OnProgress | Non
     kind: "gguf" or "checkpoints", the folder of these notes in the user's cache. Raises ExportError.
     """
     try:
-        return _noted(files, exports_folder().parent / kind, on_progress or (lambda _: None))
+        return _note_digest(files, exports_folder().parent / kind, on_progress or (lambda _: None))
     except OSError as error:
         raise ExportError(f"cannot read '{error.filename or files[0]}': {error.strerror or error}.") from error
 
 
-def _noted(files: Sequence[Path], notes: Path, on_progress: OnProgress) -> str:
+def _note_digest(files: Sequence[Path], notes: Path, on_progress: OnProgress) -> str:
     states = [(str(file.resolve()), file.stat()) for file in files]
-    told = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in states]
-    note = notes / hashlib.sha256(repr(told).encode()).hexdigest()
+    fingerprints = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in states]
+    note = notes / hashlib.sha256(repr(fingerprints).encode()).hexdigest()
     with suppress(OSError, UnicodeDecodeError):
         noted = note.read_text(encoding="ascii")
         if _DIGEST.fullmatch(noted):
             return noted
-    found = _hashed(files, sum(state.st_size for _, state in states), on_progress)
-    if [_times(file) for file in files] == [entry[3:] for entry in told]:  # not while it is being written
+    digest = _hash(files, sum(state.st_size for _, state in states), on_progress)
+    if [_times(file) for file in files] == [entry[3:] for entry in fingerprints]:  # not while it is being written
         with suppress(OSError):  # it is hashed again the next time
             note.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(note) as file:
-                file.write(found.encode("ascii"))
-    return found
+                file.write(digest.encode("ascii"))
+    return digest
 
 
 def _times(file: Path) -> tuple[int, int, int]:
@@ -52,7 +52,7 @@ def _times(file: Path) -> tuple[int, int, int]:
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
-def _hashed(files: Sequence[Path], size: int, on_progress: OnProgress) -> str:
+def _hash(files: Sequence[Path], size: int, on_progress: OnProgress) -> str:
     whole, done = hashlib.sha256(), 0
     for file in files:
         one = hashlib.sha256()

@@ -59,8 +59,8 @@ def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], obje
     make: writes the folder that it is given, whole or not at all, as convert() does. Of several processes and threads
     that ask at once one makes it and the others wait. Raises what `make` raises; EmbedError where nothing can be kept.
     """
-    if (found := find_export(name, key)) is not None:
-        return found
+    if (folder := find_export(name, key)) is not None:
+        return folder
     from filelock import FileLock, Timeout
 
     out = _place(name, key)
@@ -78,8 +78,8 @@ def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], obje
             "the model into another: embedllm export SOURCE OUT"
         ) from error
     try:
-        if (found := find_export(name, key)) is not None:
-            return found  # another was first
+        if (folder := find_export(name, key)) is not None:
+            return folder  # another was first
         out.parent.mkdir(exist_ok=True)  # again: it may have been removed meanwhile
         for left in out.parent.iterdir():  # damaged, or of a process that ended: who writes holds the lock
             shutil.rmtree(left, ignore_errors=True)
@@ -92,21 +92,21 @@ def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], obje
 
 def exports() -> list[CachedExport]:
     """All that is kept, the last used first."""
-    found: list[CachedExport] = []
+    cached_exports: list[CachedExport] = []
     for manifest in exports_folder().glob(f"*/*/{MANIFEST}"):
         with suppress(PackageError, OSError, ValueError):  # one that is being removed, or damaged
-            told = read_package(manifest.parent).manifest | json.loads(_record_of(manifest.parents[1]).read_bytes())
+            details = read_package(manifest.parent).manifest | json.loads(_record_of(manifest.parents[1]).read_bytes())
             size = sum(path.stat().st_size for path in manifest.parent.rglob("*") if path.is_file())
-            found.append(
+            cached_exports.append(
                 CachedExport(
                     folder=manifest.parent,
-                    source=str(told.get("repository") or told.get("source")),
-                    revision=str(told.get("commit") or ""),
+                    source=str(details.get("repository") or details.get("source")),
+                    revision=str(details.get("commit") or ""),
                     bytes=size,
                     used=manifest.stat().st_mtime,
                 )
             )
-    return sorted(found, key=lambda one: (-one.used, one.source))
+    return sorted(cached_exports, key=lambda one: (-one.used, one.source))
 
 
 def remove_export(one: CachedExport) -> None:
@@ -121,8 +121,8 @@ def remove_export(one: CachedExport) -> None:
 
 
 def _place(name: str, key: Mapping[str, str]) -> Path:
-    told = json.dumps({"made": _MADE, "name": name, **key}, sort_keys=True)
-    return exports_folder() / hashlib.sha256(told.encode()).hexdigest()[:16] / name
+    key_text = json.dumps({"made": _MADE, "name": name, **key}, sort_keys=True)
+    return exports_folder() / hashlib.sha256(key_text.encode()).hexdigest()[:16] / name
 
 
 def _record_of(place: Path) -> Path:

@@ -31,7 +31,7 @@ class KeptModel:
 
 def kept_models() -> list[KeptModel]:
     """All that is kept, by name. Raises HubError without the hub's client."""
-    found = _scanned()
+    cache = _scan()
     downloads = [
         KeptModel(
             name=repo.repo_id,
@@ -41,15 +41,15 @@ def kept_models() -> list[KeptModel]:
             used=max(repo.last_accessed, repo.last_modified),
             folder=str(repo.repo_path),
         )
-        for repo in (() if found is None else found.repos)
+        for repo in (() if cache is None else cache.repos)
         if repo.repo_type == "model"
     ]
-    made = [
+    local_exports = [
         KeptModel(name=one.source, kind="export", commits=(one.revision,) if one.revision else (), bytes=one.bytes,
                   used=one.used, folder=str(one.folder))
         for one in exports()
     ]  # fmt: skip
-    return sorted([*downloads, *made], key=lambda one: (one.name, one.kind, one.folder))
+    return sorted([*downloads, *local_exports], key=lambda one: (one.name, one.kind, one.folder))
 
 
 def remove_models(name: str, *, downloads: bool = True) -> int:
@@ -57,27 +57,27 @@ def remove_models(name: str, *, downloads: bool = True) -> int:
 
     downloads: False keeps those. Raises HubError when nothing of that name is kept, OSError for what cannot be deleted.
     """
-    kept = [one for one in kept_models() if one.name == name and (downloads or one.kind == "export")]
-    if not kept:
+    models = [one for one in kept_models() if one.name == name and (downloads or one.kind == "export")]
+    if not models:
         names = sorted({one.name for one in kept_models()})
         near = get_close_matches(name, names, n=3)
         offered = f"Near it are: {', '.join(near)}." if near else "embedllm models lists what is."
         raise HubError(f"of '{name}' nothing is kept that could be removed. {offered}")
-    for made in exports():
-        if made.source == name:
-            remove_export(made)
-    found = _scanned() if downloads else None
-    if found is None:
-        return sum(one.bytes for one in kept)
-    for repo in found.repos:
+    for export in exports():
+        if export.source == name:
+            remove_export(export)
+    cache = _scan() if downloads else None
+    if cache is None:
+        return sum(one.bytes for one in models)
+    for repo in cache.repos:
         if repo.repo_type == "model" and repo.repo_id == name:
             # of this repository alone: the client takes a commit for that of the first repository that has it
-            alone = replace(found, repos=frozenset({repo}))
+            alone = replace(cache, repos=frozenset({repo}))
             alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
-    return sum(one.bytes for one in kept)
+    return sum(one.bytes for one in models)
 
 
-def _scanned() -> HFCacheInfo | None:
+def _scan() -> HFCacheInfo | None:
     """None: there is no cache yet."""
     try:
         from huggingface_hub import scan_cache_dir

@@ -41,7 +41,7 @@ def fetch_model(
     Raises HubError, PackageError, ExportError, and DeviceUnavailable when no device has the memory.
     """
     repository = open_repository(name.repository, revision=revision, token=token, local_files_only=local_files_only)
-    exported = None if name.pattern else find_export(*_kept_as(repository))
+    exported = None if name.pattern else find_export(*_cache_key(repository))
     if exported is not None and repository.cached is not None:
         return exported  # whatever is left of its checkpoint
     choice = choose(name, repository.sizes)
@@ -65,10 +65,10 @@ def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress 
     if package.shards:
         raise sharded_copy(place, package.shards)
     for name, entry in package.files.items():
-        found = repository.files.get(folder + name)
-        if found is not None and found.bytes not in (None, entry.bytes):
+        remote_file = repository.files.get(folder + name)
+        if remote_file is not None and remote_file.bytes not in (None, entry.bytes):
             raise HubError(
-                f"'{folder + name}' of '{repository.name}' has {found.bytes} bytes; the manifest beside it says "
+                f"'{folder + name}' of '{repository.name}' has {remote_file.bytes} bytes; the manifest beside it says "
                 f"{entry.bytes}. Its owner has to upload the whole folder again."
             )
     names = [folder + name for name in package.files]
@@ -120,7 +120,7 @@ def _export_checkpoint(repository: Repository, on_progress: OnProgress) -> Path:
         check_memory(expected)
         convert(location, out, on_progress=on_progress)
 
-    return cached_export(*_kept_as(repository), make)
+    return cached_export(*_cache_key(repository), make)
 
 
 def _export_gguf(repository: Repository, choice: Choice, on_progress: OnProgress) -> Path:
@@ -135,7 +135,7 @@ def _export_gguf(repository: Repository, choice: Choice, on_progress: OnProgress
         file, mmproj = fetch_gguf(repository, choice, on_progress)
         convert(file, out, mmproj=mmproj, on_progress=on_progress)
 
-    _, key = _kept_as(repository)
+    _, key = _cache_key(repository)
     key["file"] = choice.files[0]
     if choice.mmproj:  # one that was not asked for by name may have been left out of the export
         key["named mmproj" if choice.names_mmproj else "mmproj"] = choice.mmproj
@@ -149,7 +149,7 @@ def _check_room(repository: Repository, names: Sequence[str], exported: int) -> 
         check_space(needs, repository.name)
 
 
-def _kept_as(repository: Repository) -> tuple[str, dict[str, str]]:
+def _cache_key(repository: Repository) -> tuple[str, dict[str, str]]:
     """Name and key of a repository's export in the cache."""
     key = {"repository": repository.name, "commit": repository.commit, "recipe": "default"}
     return repository.name.rpartition("/")[2], key
@@ -161,11 +161,11 @@ def check_memory(package: Package) -> None:
     from embedllm.loading.memory_estimate import shortfall
 
     devices = [device for device in registry.DeviceCatalog(package).everything() if device.available]
-    found = [(device.name, why) for device in devices if (why := shortfall(package, device)) is not None]
-    if devices and len(found) == len(devices):
-        _, first = found[0]
+    shortfalls = [(device.name, why) for device in devices if (why := shortfall(package, device)) is not None]
+    if devices and len(shortfalls) == len(devices):
+        _, first = shortfalls[0]
         raise DeviceUnavailable(
             f"'{package.name}' was not downloaded, no device here has the memory for it: {first.reason}; "
             f"{first.remedy}.",
-            [(device, why.reason, why.remedy) for device, why in found],
+            [(device, why.reason, why.remedy) for device, why in shortfalls],
         )

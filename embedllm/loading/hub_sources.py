@@ -37,13 +37,13 @@ def export_source(
     if choice.kind in ("package", "external"):
         raise HubError(f"'{name}' is exported already; load('{name}') and --model {name} take it as it is.")
     if choice.kind == "gguf":
-        found: Path | Location
-        found, own = fetch_gguf(repository, choice, on_progress, takes_mmproj=mmproj is True)
+        model_source: Path | Location
+        model_source, own = fetch_gguf(repository, choice, on_progress, takes_mmproj=mmproj is True)
         mmproj = own if mmproj is True else mmproj
     else:
-        found = of_repository(repository, on_progress)
+        model_source = of_repository(repository, on_progress)
     repository.remember()
-    return found, mmproj
+    return model_source, mmproj
 
 
 def fetch_gguf(

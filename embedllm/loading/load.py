@@ -234,7 +234,7 @@ def _open_decoder(package: Package, options: LoadOptions) -> Model:
         is_direct=not options.threaded,
         speculates=registry.speculates(engine.device),
         adapters=None if adapters is None else Adapters(adapters),
-        tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
+        tuned=tuning.describe(engine.device.name, is_overruled=options.threads != 0),
         parse_special=options.parse_special,
         loaded=None if engine.device.memory else LoadedFiles(package.mapped_files),
     )

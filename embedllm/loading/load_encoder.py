@@ -23,9 +23,9 @@ def open_encoder(package: Package, options: LoadOptions) -> Model:
     """See load(). Raises ValueError for an option that only models that generate text have."""
     from embedllm.backends.reference.encoder_engine import EncoderEngine
 
-    if given := [name for name in _ONLY_FOR_TEXT if getattr(options, name) not in (None, False)]:
+    if text_options := [name for name in _ONLY_FOR_TEXT if getattr(options, name) not in (None, False)]:
         raise ValueError(
-            f"'{package.name}' is an embedding or reranker model and generates no text; leave out {given[0]}."
+            f"'{package.name}' is an embedding or reranker model and generates no text; leave out {text_options[0]}."
         )
     search = search_devices(package, options, tuning_of(package, options))
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights

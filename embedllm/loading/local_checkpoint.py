@@ -48,8 +48,8 @@ def checkpoint_package(path: str | os.PathLike[str], on_progress: OnProgress | N
     from embedllm.loading.export_cache import cached_export
 
     folder = Path(path)
-    inside = [found for found in (*folder.glob("*"), *folder.glob("*/*")) if found.suffix.lower() in _READ]
-    named = {found.relative_to(folder).as_posix(): found for found in inside if found.is_file()}
+    inside = [file for file in (*folder.glob("*"), *folder.glob("*/*")) if file.suffix.lower() in _READ]
+    named = {file.relative_to(folder).as_posix(): file for file in inside if file.is_file()}
     names = sorted(name for name in named if not name.startswith(".") and not _is_of_training(name))
     digest = content_hash([named[name] for name in names], "checkpoints", on_progress)
 

@@ -60,23 +60,23 @@ def estimate_memory(
     """
     from embedllm.backends.devices import registry
 
-    asked = package.context if context is None else context
-    if not 1 <= asked <= package.context:
-        raise ValueError(f"context is {asked} tokens; expected 1 to {package.context}, what this package holds.")
+    length = package.context if context is None else context
+    if not 1 <= length <= package.context:
+        raise ValueError(f"context is {length} tokens; expected 1 to {package.context}, what this package holds.")
     parts = registry.parts(package, device, exact=exact)
     free = _free_bytes(parts)
 
     def needs(tokens: int, variants: tuple[str, ...]) -> MemoryEstimate:
-        found = [_needs(package, part, tokens, exact=exact, kv=kv, variants=variants) for part in parts]
+        estimates = [_needs(package, part, tokens, exact=exact, kv=kv, variants=variants) for part in parts]
         return replace(
-            found[0],
+            estimates[0],
             variants=variants,
             device=device.name,
-            weights_bytes=sum(one.weights_bytes for one in found) + adapter_bytes,
-            kv_bytes=max(one.kv_bytes for one in found),  # it is held once
-            scratch_bytes=sum(one.scratch_bytes for one in found),
+            weights_bytes=sum(one.weights_bytes for one in estimates) + adapter_bytes,
+            kv_bytes=max(one.kv_bytes for one in estimates),  # it is held once
+            scratch_bytes=sum(one.scratch_bytes for one in estimates),
             free_bytes=free,
-            is_measured=all(one.is_measured for one in found),
+            is_measured=all(one.is_measured for one in estimates),
         )
 
     variants = _of_latents(package, parts, exact=exact, kv=kv)
@@ -84,10 +84,10 @@ def estimate_memory(
     if not latents and (latents is False or needs(package.context, ()).fits is not False):
         variants = ()
     if free is None:
-        return needs(asked, variants)
+        return needs(length, variants)
     lengths = range(1, package.context + 1)
     largest = bisect_right(lengths, free, key=lambda tokens: needs(tokens, variants).needed_bytes)
-    return replace(needs(asked, variants), largest_context=largest if largest >= min(LEAST, package.context) else 0)
+    return replace(needs(length, variants), largest_context=largest if largest >= min(LEAST, package.context) else 0)
 
 
 def shortfall(
@@ -135,22 +135,22 @@ def _needs(
     footprint = can.footprints.get(exact)
     weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, can, exact=exact), 0
     graphs = can.graphs(package, exact=exact, kv=kv, variants=variants)
-    kept = graphs[0].kv if graphs else ""
+    graph_kv = graphs[0].kv if graphs else ""
     held_states = can.state_places * _state_bytes(decoder, graphs[0].variant if graphs else "")
     if can.dequantizes:
         weights = 4 * parameters(decoder)
     if isinstance(decoder, ExternalGraph):
         kv_bits = 2 * _FLOAT  # a step's KV is another copy
     elif footprint is not None:
-        weights = _OWN + _packed_bytes(package, footprint, is_latent=bool(kept))
+        weights = _OWN + _packed_bytes(package, footprint, is_latent=bool(graph_kv))
         kv_bits = min(footprint.kv_bits, _QUANTIZED.get(kv or "", _FLOAT))
-        scratch = _scratch(decoder, footprint, tokens, is_latent=bool(kept))
+        scratch = _scratch(decoder, footprint, tokens, is_latent=bool(graph_kv))
     return MemoryEstimate(
         model=package.name,
         device=device.name,
         context=tokens,
         weights_bytes=weights,
-        kv_bytes=int(_kv_values(decoder, can, tokens, kept) * kv_bits / 8) + held_states,
+        kv_bytes=int(_kv_values(decoder, can, tokens, graph_kv) * kv_bits / 8) + held_states,
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
@@ -158,9 +158,9 @@ def _needs(
     )
 
 
-def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int, kept: str) -> int:
-    """Of a sequence. kept: as Graph.kv has it."""
-    values = kv_bytes(decoder, tokens, 1, kv=kept)
+def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int, graph_kv: str) -> int:
+    """Of a sequence. graph_kv: as Graph.kv has it."""
+    values = kv_bytes(decoder, tokens, 1, kv=graph_kv)
     if not can.frees_windows or isinstance(decoder, ExternalGraph):
         return values
     if decoder.is_recurrent or decoder.encoder is not None:
@@ -216,7 +216,7 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
 def _scratch(decoder: Decoder, footprint: MemoryFootprint, tokens: int, *, is_latent: bool) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
     chunk, later = min(tokens, footprint.chunk), min(max(tokens - footprint.chunk, 0), footprint.chunk)
-    widest = max(_widest(layer) + _mixed(layer, is_latent=is_latent) for layer in decoder.layers)
+    widest = max(_widest(layer) + _mixer_values(layer, is_latent=is_latent) for layer in decoder.layers)
     heads = max((attention.heads for attention in decoder.attentions), default=0) if footprint.keeps_scores else 0
     return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
 
@@ -228,13 +228,13 @@ def _widest(layer: Layer) -> int:
     return used * max((2 * each.up.rows for each in mlps(mlp)), default=0)
 
 
-def _mixed(layer: Layer, *, is_latent: bool) -> int:
+def _mixer_values(layer: Layer, *, is_latent: bool) -> int:
     """Values of a token inside attention, and what is in its place or beside it."""
     attention, recurrent = layer.attention, recurrent_mixer(layer)
     values = 0 if recurrent is None else sum(linear.rows for linear in mixer_inputs(recurrent))
     if isinstance(attention, Attention):
-        made = 2 * attention.heads * attention.latent_dim if is_latent else 2 * attention.kv_heads * attention.head_dim
-        values += attention.heads * attention.head_dim + made
+        kv = 2 * attention.heads * attention.latent_dim if is_latent else 2 * attention.kv_heads * attention.head_dim
+        values += attention.heads * attention.head_dim + kv
     return values
 
 

@@ -36,8 +36,8 @@ def ran_out(error: BaseException) -> bool:
 def memory_ran_out(package: Package, memory: MemoryEstimate, error: BaseException) -> Unsupported:
     """Why a load failed for want of memory, with what it needs, and what helps. memory: on the device of the load."""
     free = "" if memory.free_bytes is None else f"; {memory.free_bytes / 2**20:,.0f} MiB were free"
-    said = str(error).strip() or type(error).__name__
-    reason = f"memory ran out while it was loaded: '{package.name}' needs {memory}{free} ({said.rstrip('.')})"
+    message = str(error).strip() or type(error).__name__
+    reason = f"memory ran out while it was loaded: '{package.name}' needs {memory}{free} ({message.rstrip('.')})"
     remedy = (
         "close other programs and models, take a smaller package, or a smaller context (load(context=N)); "
         f"'embedllm fit {package.folder}' says what each device needs"

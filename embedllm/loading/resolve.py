@@ -39,15 +39,15 @@ def find_package(
     Raises ValueError for a revision of a folder; HubError, ExportError, PackageError.
     """
     check_path(path)
-    told = cast("Callable[[Progress], None] | None", on_progress)  # the other is a browser's
+    callback = cast("Callable[[Progress], None] | None", on_progress)  # the other is a browser's
     name = hub_name(path)
     if name is None:
         if revision is not None:
             raise ValueError(f"revision is {revision!r} and '{os.fspath(path)}' no model of the hub; leave it out.")
-        return package_folder(path, told)
+        return package_folder(path, callback)
     from embedllm.loading.hub_models import fetch_model
 
-    return fetch_model(name, revision=revision, token=token, local_files_only=local_files_only, on_progress=told)
+    return fetch_model(name, revision=revision, token=token, local_files_only=local_files_only, on_progress=callback)
 
 
 def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress], None] | None = None) -> Path:
@@ -67,9 +67,9 @@ def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress
         return gguf_package(path, on_progress)
     if is_checkpoint(path):
         return checkpoint_package(path, on_progress)
-    given = Path(path)
-    if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
-        return given
+    given_path = Path(path)
+    if os.fspath(path) != "demo" or (given_path / "embedllm.json").is_file():
+        return given_path
     folder = Path(__file__).parents[1] / "demo"
     if not folder.is_dir():
         raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")

@@ -40,7 +40,7 @@ class Recalled:
     def runtime(self, device: str) -> RuntimeOptions:
         return DEFAULT if self.tuning is None else self.tuning.runtime(device)
 
-    def told(self, device: str, *, is_overruled: bool) -> str:
+    def describe(self, device: str, *, is_overruled: bool) -> str:
         """For people: how a device runs by it, or why not; logged where there is a record.
 
         is_overruled: by what the caller chose.
@@ -80,8 +80,8 @@ def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> R
         return stale(f"'{path}' cannot be read ({type(error).__name__}: {error})")
     now = _key(package)
     if changed := [name for name in now if then.get(name) != now[name]]:
-        told = " and ".join(f"{name} ({then.get(name) or 'none'}, now {now[name] or 'none'})" for name in changed)
-        return stale(f"what was measured does not count any more, because of {told}")
+        changes = " and ".join(f"{name} ({then.get(name) or 'none'}, now {now[name] or 'none'})" for name in changed)
+        return stale(f"what was measured does not count any more, because of {changes}")
     if (tuning.exact, tuning.kv) != (exact, kv):
         return stale(f"'{path}' is of other loads than its name says")
     return Recalled(tuning)
@@ -135,7 +135,7 @@ def _key(package: Package) -> dict[str, str]:
 
 def _read(data: dict[str, object]) -> Tuning:
     """A record as it was written. ValueError, TypeError or KeyError for anything else."""
-    measured = tuple(_measured(one) for one in _list(data["measured"]))
+    measured = tuple(_read_measured(one) for one in _list(data["measured"]))
     left_out = tuple((str(name), str(why)) for name, why in data["left_out"])  # type: ignore[attr-defined]  # or TypeError
     tuning = Tuning(**{**data, "measured": measured, "left_out": left_out})  # type: ignore[arg-type]  # checked below
     texts, numbers = (tuning.model, tuning.device, tuning.unkept), (tuning.took_s, tuning.at)
@@ -150,7 +150,7 @@ def _read(data: dict[str, object]) -> Tuning:
     return tuning
 
 
-def _measured(data: object) -> Measured:
+def _read_measured(data: object) -> Measured:
     if not isinstance(data, dict) or not isinstance(data.get("runtime"), dict):
         raise ValueError("no object with 'runtime' where one was expected")
     one = Measured(**{**data, "runtime": RuntimeOptions(**data["runtime"])})

@@ -25,17 +25,17 @@ class TextStream:
         tokenizer: TextCodec,
         *,
         special: bool = False,
-        kept: frozenset[int] = frozenset(),
+        mark_tokens: frozenset[int] = frozenset(),
         before: Sequence[int] = (),
     ) -> None:
-        """special: with all special tokens. kept: with these.
+        """special: with all special tokens. mark_tokens: with these.
 
         before: the tokens of a prompt that is continued: its text and the pieces are then decode() of all tokens, and
         a space between both, which many decoders take off the beginning of a text, stays.
         """
         self._tokenizer = tokenizer
-        self._dropped = frozenset() if special else tokenizer.special_tokens - kept
-        self._special = special or bool(kept)
+        self._dropped = frozenset() if special else tokenizer.special_tokens - mark_tokens
+        self._special = special or bool(mark_tokens)
         self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
         self._emitted_chars = 0  # characters of the window's text that were given out
         self._is_whole = False  # all of them were, and some; then `_emitted_chars` is not kept

@@ -37,10 +37,10 @@ def describe(config: Config, context: int | None = None) -> Decoder:
     Raises UnsupportedModel for a model_type, or a variant of one, that is not described here.
     """
     model_type = config.text("model_type")
-    known = families()
-    if model_type not in known:
+    names = families()
+    if model_type not in names:
         raise UnsupportedModel(
-            f"model_type '{model_type}' is not described here. Known: {', '.join(known)}.{nearest(model_type, known)}",
+            f"model_type '{model_type}' is not described here. Known: {', '.join(names)}.{nearest(model_type, names)}",
             model_type=model_type,
         )
     if config.has("quantization_config") and not _is_mxfp4(config):

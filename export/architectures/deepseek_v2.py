@@ -41,5 +41,5 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
     elif method != "greedy":
         raise UnsupportedModel(f"topk_method is '{method}'; the description knows greedy and group_limited_greedy.")
     shared = replace(experts, inner=experts.inner * config.integer("n_shared_experts", 2))
-    made = gated(parts, "mlp.shared", "mlp.shared_experts", shared, bias=config.flag("mlp_bias", False))
-    return replace(moe, shared=made)
+    shared_mlp = gated(parts, "mlp.shared", "mlp.shared_experts", shared, bias=config.flag("mlp_bias", False))
+    return replace(moe, shared=shared_mlp)

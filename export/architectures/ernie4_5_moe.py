@@ -44,5 +44,5 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
     if not together:
         return moe
     shared = replace(experts, inner=experts.inner * together)
-    made = gated(parts, "mlp.shared", "mlp.shared_experts", shared, bias=config.flag("use_bias", False))
-    return replace(moe, shared=made)
+    shared_mlp = gated(parts, "mlp.shared", "mlp.shared_experts", shared, bias=config.flag("use_bias", False))
+    return replace(moe, shared=shared_mlp)

@@ -35,7 +35,7 @@ def describe(config: Config) -> Decoder:
         ssm=_mamba2,
     )
     decoder = describe_shaped(config, shape)
-    return replace(decoder, layers=tuple(_multiplied(config, layer) for layer in decoder.layers))
+    return replace(decoder, layers=tuple(_multiply(config, layer) for layer in decoder.layers))
 
 
 def _mamba2(parts: Parts) -> Mamba2:
@@ -60,14 +60,14 @@ def _mamba2(parts: Parts) -> Mamba2:
     return mamba2(parts, sizes, _NORM if has_norm else None)
 
 
-def _multiplied(config: Config, layer: Layer) -> Layer:
+def _multiply(config: Config, layer: Layer) -> Layer:
     """A layer whose matrices have the config's multipliers: the products are linear in them."""
     attention, mlp, ssm = layer.attention, layer.mlp, layer.ssm
     assert isinstance(attention, Attention)
     assert isinstance(mlp, Mlp)
     assert mlp.gate is not None
     assert ssm is not None
-    read, key = config.number("attention_in_multiplier", 1.0), config.number("key_multiplier", 1.0)
+    attention_in, key = config.number("attention_in_multiplier", 1.0), config.number("key_multiplier", 1.0)
     gate, down = _numbers(config, "mlp_multipliers", 2)
     entering = config.number("ssm_in_multiplier", 1.0)
     z, x, b, c, step = (entering * each for each in _numbers(config, "ssm_multipliers", 5))
@@ -75,9 +75,9 @@ def _multiplied(config: Config, layer: Layer) -> Layer:
         layer,
         attention=replace(
             attention,
-            q=_times(attention.q, read),
-            k=_times(attention.k, read * key),
-            v=_times(attention.v, read),
+            q=_times(attention.q, attention_in),
+            k=_times(attention.k, attention_in * key),
+            v=_times(attention.v, attention_in),
             o=_times(attention.o, config.number("attention_out_multiplier", 1.0)),
         ),
         ssm=replace(

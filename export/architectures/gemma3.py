@@ -34,7 +34,7 @@ def _vision(config: Config, vision: Config, decoder: Decoder) -> Vision:
         raise ExportError(
             f"image_token_index is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}."
         )
-    seen = describe_siglip(
+    encoder = describe_siglip(
         vision,
         source="vision_tower.vision_model",
         projector=f"{_PROJECTOR}.mm_input_projection_weight",
@@ -44,16 +44,16 @@ def _vision(config: Config, vision: Config, decoder: Decoder) -> Vision:
     )
     tokens = config.integer("mm_tokens_per_image", 256)
     side = math.isqrt(tokens)
-    if side * side != tokens or seen.grid % side:
+    if side * side != tokens or encoder.grid % side:
         raise UnsupportedModel(
-            f"mm_tokens_per_image is {tokens}; expected the square of a number that divides the {seen.grid} patches "
+            f"mm_tokens_per_image is {tokens}; expected the square of a number that divides the {encoder.grid} patches "
             "of an image's side."
         )
     norm = NormKind(weight_offset=1.0, key="layer_norm_eps")
     return replace(
-        seen,
-        projector=replace(seen.projector, origin=Origin(rows=seen.projector.rows, transposed=True)),
-        projector_norm=norm.named(vision, "vision.projector_norm", f"{_PROJECTOR}.mm_soft_emb_norm", seen.hidden),
-        pooling=seen.grid // side,
+        encoder,
+        projector=replace(encoder.projector, origin=Origin(rows=encoder.projector.rows, transposed=True)),
+        projector_norm=norm.named(vision, "vision.projector_norm", f"{_PROJECTOR}.mm_soft_emb_norm", encoder.hidden),
+        pooling=encoder.grid // side,
         bidirectional=True,
     )

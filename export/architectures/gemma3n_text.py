@@ -57,12 +57,12 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     count, size = config.integer("altup_num_inputs", 4, least=2), config.integer("hidden_size_per_layer_input", 256)
     sources, cutoffs = kv_sources(config, sliding), _cutoffs(config, len(sliding))
 
-    def layer(index: int, found: Layer) -> Layer:
+    def layer(index: int, base: Layer) -> Layer:
         parts = Parts(config=config, sizes=Sizes.of(config), names=names, norm_kind=RMS, transposed=False,
                       name=f"layers.{index}", source=f"{names.in_model(names.layers)}.{index}")  # fmt: skip
         active = activation(config, "hidden_activation", "gelu_pytorch_tanh")
         return replace(
-            _with_values(decoder, found, parts, sources[index]),
+            _with_values(decoder, base, parts, sources[index]),
             mlp=replace(parts.mlp(inner[index], active), sparsity_cutoff=cutoffs[index]),
             per_layer_input=per_layer_input(parts, size, active),
             altup=_altup(parts, count),
@@ -71,7 +71,7 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
 
     return replace(
         decoder,
-        layers=tuple(layer(index, found) for index, found in enumerate(decoder.layers)),
+        layers=tuple(layer(index, base) for index, base in enumerate(decoder.layers)),
         per_layer_embedding=per_layer_embedding(
             config, names, decoder.embedding, layers=len(sliding), size=size, others=True
         ),
@@ -130,13 +130,13 @@ def _streams(names: Names, hidden: int, count: int) -> AltUpStreams:
 def _inner(config: Config, layers: int) -> list[int]:
     """Values inside the mlp of each layer: one number for all, or a list."""
     try:
-        found = config.integers("intermediate_size")
+        sizes = config.integers("intermediate_size")
     except ExportError:
-        found = None
-    found = found or [config.integer("intermediate_size", 16_384)] * layers
-    if len(found) != layers or min(found) < 1:
-        raise ExportError(f"config.json: 'intermediate_size' is {found}; expected {layers} numbers >= 1, one a layer.")
-    return found
+        sizes = None
+    sizes = sizes or [config.integer("intermediate_size", 16_384)] * layers
+    if len(sizes) != layers or min(sizes) < 1:
+        raise ExportError(f"config.json: 'intermediate_size' is {sizes}; expected {layers} numbers >= 1, one a layer.")
+    return sizes
 
 
 def _cutoffs(config: Config, layers: int) -> list[float]:

@@ -101,8 +101,8 @@ def _sizes(config: Config, index: int, *, is_sliding: bool) -> Sizes:
 
 def _full_rope(config: Config, head_dim: int) -> Rope:
     """Of the layers that see all."""
-    given = config.section("rope_parameters") or Config({FULL: _FULL_ROPE})
-    own = given.section(FULL) or Config({})
+    rope_parameters = config.section("rope_parameters") or Config({FULL: _FULL_ROPE})
+    own = rope_parameters.section(FULL) or Config({})
     if own.text("rope_type", "default") != "proportional":
         return describe_rope(config, head_dim)
     parameters = {key: own.number(key, 1.0, above=0) for key in ("rope_theta", "partial_rotary_factor")}
@@ -177,10 +177,8 @@ def _attention(model: _Model, index: int) -> Attention:
         return of.linear(f"attention.{part}", where, rows, sizes.hidden, origin=origin)
 
     def norm(part: str, where: str) -> Norm:
-        found = RMS.named(config, f"{parts.name}.attention.{part}", f"{parts.source}.{where}", sizes.head_dim)
-        return replace(
-            found, origin=Origin(rows=found.size, head_rows=found.size, partial_halves=halves) if halves else None
-        )
+        rms = RMS.named(config, f"{parts.name}.attention.{part}", f"{parts.source}.{where}", sizes.head_dim)
+        return replace(rms, origin=Origin(rows=rms.size, head_rows=rms.size, partial_halves=halves) if halves else None)
 
     return Attention(
         heads=sizes.heads,

@@ -34,7 +34,7 @@ def describe_idefics3(config: Config, model_type: str) -> Decoder:
     token = config.integer("image_token_id", 128257, least=0)
     if token >= decoder.vocabulary:
         raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
-    seen = describe_siglip(
+    encoder = describe_siglip(
         vision,
         source="model.vision_model",
         projector="model.connector.modality_projection.proj",
@@ -42,4 +42,4 @@ def describe_idefics3(config: Config, model_type: str) -> Decoder:
         pixel_shuffle=config.integer("scale_factor", 2),
         image_token=token,
     )
-    return replace(decoder, vision=seen)
+    return replace(decoder, vision=encoder)

@@ -75,8 +75,8 @@ def _short_convolution(parts: Parts, index: int) -> ShortConv | None:
 def _attention_layers(config: Config, layers: int) -> set[int]:
     types = config.texts("layer_types")
     if types is None:
-        found = config.integers("full_attn_idxs")
-        return set(range(layers) if found is None else found)
+        indices = config.integers("full_attn_idxs")
+        return set(range(layers) if indices is None else indices)
     if len(types) != layers:
         raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
     for kind in types:

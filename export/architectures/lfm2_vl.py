@@ -24,5 +24,5 @@ def describe(config: Config) -> Decoder:
     token = config.integer("image_token_id", 396, least=0)
     if token >= decoder.vocabulary:
         raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
-    seen = describe_siglip2(config, vision, hidden=decoder.hidden, image_token=token)
-    return replace(decoder, vision=seen)
+    encoder = describe_siglip2(config, vision, hidden=decoder.hidden, image_token=token)
+    return replace(decoder, vision=encoder)

@@ -28,8 +28,8 @@ def describe(config: Config) -> Decoder:
             f"image_token_index is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}."
         )
     epsilon = decoder.norm.epsilon
-    seen = describe_pixtral(config, vision, hidden=decoder.hidden, epsilon=epsilon, image_token=token)
-    return replace(decoder, vision=seen)
+    encoder = describe_pixtral(config, vision, hidden=decoder.hidden, epsilon=epsilon, image_token=token)
+    return replace(decoder, vision=encoder)
 
 
 def _text(config: Config, text: Config) -> Decoder:

@@ -70,16 +70,16 @@ def _blocks(pattern: str) -> list[tuple[int, int | None]]:
 
     Raises UnsupportedModel for an mlp behind another one, or in front of all.
     """
-    found: list[tuple[int, int | None]] = []
+    blocks: list[tuple[int, int | None]] = []
     for index, letter in enumerate(pattern):
         if letter in (_MAMBA, _ATTENTION):
-            found.append((index, None))
-        elif found and found[-1][0] == index - 1:
-            found[-1] = (index - 1, index)
+            blocks.append((index, None))
+        elif blocks and blocks[-1][0] == index - 1:
+            blocks[-1] = (index - 1, index)
         else:
             raise UnsupportedModel(f"block {index} of the pattern '{pattern}' is an mlp that does not follow "
                                    "attention or a Mamba layer; such models are not described.")  # fmt: skip
-    return found
+    return blocks
 
 
 def _layer(config: Config, sizes: Sizes, pattern: str, index: int, mixer: int, mlp: int | None) -> Layer:

@@ -88,14 +88,16 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
             model_type=name,
         )
     prefix = f"{name}."
-    said = {key.removeprefix(prefix): _plain(value) for key, value in model.metadata.items() if key.startswith(prefix)}
-    if unknown := [key for key, value in said.items() if value and key not in _COMMON and key not in family.keys]:
+    metadata = {
+        key.removeprefix(prefix): _plain(value) for key, value in model.metadata.items() if key.startswith(prefix)
+    }
+    if unknown := [key for key, value in metadata.items() if value and key not in _COMMON and key not in family.keys]:
         raise UnsupportedModel(
             f"'{model.path}' says '{prefix}{unknown[0]}', which is not known here for such models and could change "
             "what they compute. Try the checkpoint that it was made from.",
             model_type=name,
         )
-    own = Config(said, f"'{model.path}', {prefix}*")
+    own = Config(metadata, f"'{model.path}', {prefix}*")
     if family.gating is not None and own.integer(GATING, family.gating) != family.gating:
         raise UnsupportedModel(
             f"'{model.path}' chooses experts by '{GATING}' {own.integer(GATING)}; known for such models is "
@@ -110,7 +112,7 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
                 f"and 'rope.freq_base' {base:g}; for such models one base for all layers is known.",
                 model_type=name,
             )
-    config: dict[str, object] = {theirs: value for key, value in said.items() for theirs in _KEYS.get(key, ())}
+    config: dict[str, object] = {theirs: value for key, value in metadata.items() for theirs in _KEYS.get(key, ())}
     config |= {key: value for key, value in family.values.items() if key not in config}
     config |= _read_off(model, own, _sizes(model, own), family)
     config["model_type"] = family.model_type
@@ -182,7 +184,7 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
                                "its architecture does; such models are not read from GGUF.")  # fmt: skip
     part = own.integer("rope.dimension_count", head_dim) / head_dim
     is_biased = any(f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_qkv"))
-    found: dict[str, object] = {
+    config: dict[str, object] = {
         "vocab_size": embedding.shape[0],
         "num_hidden_layers": sizes.layers,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -196,12 +198,12 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         **rope_scaling(model, own, own.integer("context_length")),
     }
-    section = found.pop("rope_scaling", {"rope_type": "default"})  # not what a family takes for granted
+    section = config.pop("rope_scaling", {"rope_type": "default"})  # not what a family takes for granted
     assert isinstance(section, dict)
-    found[family.rope_key] = family.rope(own, section)
+    config[family.rope_key] = family.rope(own, section)
     if own.has(WINDOW[0]) and own.integer(WINDOW[0], least=0) == 0:
-        found["sliding_window"] = None
+        config["sliding_window"] = None
     windowed = windowed_layers(own, sizes.layers)
     if windowed is None:
-        return found
-    return found | {"layer_types": ["sliding_attention" if each else "full_attention" for each in windowed]}
+        return config
+    return config | {"layer_types": ["sliding_attention" if each else "full_attention" for each in windowed]}

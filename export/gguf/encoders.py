@@ -43,7 +43,7 @@ def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
     """Rerankers whose file does not say it look at the mean of all tokens, as llama.cpp takes it for granted."""
     every = own.integer(PATTERN, 3)  # of layers without a window the first, and then each so-manieth
     kinds = ["sliding_attention" if index % every else "full_attention" for index in range(own.integer("block_count"))]
-    found: dict[str, object] = {
+    config: dict[str, object] = {
         "layer_types": kinds,
         "local_attention": own.integer(WINDOW[0]),
         "norm_bias": "output_norm.bias" in names,
@@ -53,8 +53,8 @@ def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
     }
     for theirs, key in (("global_rope_theta", "rope.freq_base"), ("local_rope_theta", LOCAL_BASE)):
         if own.has(key):
-            found[theirs] = own.number(key, above=1)
-    return found
+            config[theirs] = own.number(key, above=1)
+    return config
 
 
 def _nomic_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
@@ -106,8 +106,8 @@ ENCODERS: Mapping[str, Family] = {
 def table_sizes(model: GgufModel) -> dict[str, object]:
     """What config.json says of tables of which only the tensors tell the rows; a vector is a table of one."""
     keys = {_TYPES: "type_vocab_size", _POSITIONS: "max_position_embeddings", _SCORE: "num_labels"}
-    found = {key: model.tensors[name].shape for name, key in keys.items() if name in model.tensors}
-    return {"num_labels": 1, **{key: shape[0] if len(shape) > 1 else 1 for key, shape in found.items()}}
+    shapes = {key: model.tensors[name].shape for name, key in keys.items() if name in model.tensors}
+    return {"num_labels": 1, **{key: shape[0] if len(shape) > 1 else 1 for key, shape in shapes.items()}}
 
 
 def task_of(model: GgufModel, family: Family) -> str:
@@ -128,8 +128,8 @@ def sentences_of(model: GgufModel) -> SentenceFolder:
             f"'{model.path}' makes of the vectors of tokens what '{POOLING}' {pooling!r} stands for; known: "
             f"{', '.join(f'{value} ({name})' for value, name in _POOLINGS.items())}."
         )
-    held = [name for name in _DENSES if f"{name}.weight" in model.tensors]
-    denses = tuple(_dense(model, index, name) for index, name in enumerate(held))
+    names = [name for name in _DENSES if f"{name}.weight" in model.tensors]
+    denses = tuple(_dense(model, index, name) for index, name in enumerate(names))
     return SentenceFolder(pooling="" if pooling is None else _POOLINGS[pooling], denses=denses, normalize=True)
 
 

@@ -187,9 +187,9 @@ def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
     """
     is_corrected = any(name.endswith(".exp_probs_b.bias") for name in tensors)
     usual = _SIGMOID if is_corrected else _SOFTMAX
-    if (said := own.integer(GATING, usual)) != usual:
+    if (gating := own.integer(GATING, usual)) != usual:
         raise UnsupportedModel(
-            f"a DeepSeek that chooses experts by '{GATING}' {said}; known for its tensors is {usual}."
+            f"a DeepSeek that chooses experts by '{GATING}' {gating}; known for its tensors is {usual}."
         )
     key = own.integer("attention.key_length_mla", own.integer("attention.key_length"))
     rotary_dim = own.integer("rope.dimension_count")

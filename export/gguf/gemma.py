@@ -48,16 +48,16 @@ def gemma3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
 
 def gemma3n(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """The rank of LAuReL and the tokens with a PLE row are those of the tensors."""
-    found = {
+    config = {
         **_ple(own, tensors),
         "altup_num_inputs": own.integer(_STREAMS, 4, least=2),
         "altup_active_idx": own.integer(_ACTIVE, 0, least=0),
     }
     if (rank := tensors.get("blk.0.laurel_l.weight")) is not None:
-        found["laurel_rank"] = rank.shape[0]
+        config["laurel_rank"] = rank.shape[0]
     if own.has(_SPARSITY):
-        found["activation_sparsity_pattern"] = _shares(own.value(_SPARSITY), own.integer("block_count"))
-    return found
+        config["activation_sparsity_pattern"] = _shares(own.value(_SPARSITY), own.integer("block_count"))
+    return config
 
 
 def _ple(own: Config, tensors: Mapping[str, Placed]) -> dict[str, object]:
@@ -99,7 +99,7 @@ def gemma4(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     heads = own.one_or_each("attention.head_count_kv", own.integer("attention.head_count"), layers)
     each = {str(index): {"head_dim": local if windowed[index] else size, "num_key_value_heads": heads[index]}
             for index in range(layers)}  # fmt: skip
-    found = _ple(own, tensors)
+    config = _ple(own, tensors)
     shared = own.integer(_SHARED_KV, 0, least=0)
     makers = [index for index in range(max(layers - shared, 0)) if not windowed[index]]  # of their keys and values
     without = [index for index in makers if f"blk.{index}.attn_v.weight" not in tensors]
@@ -108,9 +108,9 @@ def gemma4(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
                                "not; such models are not described.")  # fmt: skip
     experts = own.integer("expert_count", 0, least=0)
     if experts:
-        found |= {"enable_moe_block": True, "top_k_experts": own.integer("expert_used_count")}
+        config |= {"enable_moe_block": True, "top_k_experts": own.integer("expert_used_count")}
     return {
-        **found,
+        **config,
         **_inner(own.one_or_each("feed_forward_length", 0, layers), shared),
         "head_dim": local,
         "num_key_value_heads": heads[0],

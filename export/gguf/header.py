@@ -69,7 +69,7 @@ class _Reader:
         start = self._file.read(4)
         if start != _MAGIC:
             raise ExportError(f"'{self._path}' is no GGUF file: it begins with {start!r}; expected {_MAGIC!r}.")
-        with self._named("its version"):
+        with self._naming_part("its version"):
             version = self._number("<I")
         if version in _BIG_ENDIAN:
             raise ExportError(
@@ -78,34 +78,34 @@ class _Reader:
             )
         if version not in _VERSIONS:
             raise ExportError(f"'{self._path}' is GGUF of version {version}; expected 2 or 3, little-endian.")
-        with self._named("its counts"):
+        with self._naming_part("its counts"):
             tensors, entries = self._number("<Q"), self._number("<Q")
         metadata: dict[str, object] = {}
         for _ in range(entries):
-            with self._named("its metadata"):
+            with self._naming_part("its metadata"):
                 name = self._fresh(metadata)
                 metadata[name] = self._value(self._number("<I"))
-        found: dict[str, GgufTensor] = {}
+        infos: dict[str, GgufTensor] = {}
         for _ in range(tensors):
-            with self._named("its list of tensors"):
-                name = self._fresh(found)
-                found[name] = self._tensor()
-        with self._named("its alignment"):
-            data = _aligned(self._file.tell(), metadata.get("general.alignment", _ALIGNMENT))
-        moved = {name: GgufTensor(shape=t.shape, type=t.type, offset=data + t.offset) for name, t in found.items()}
+            with self._naming_part("its list of tensors"):
+                name = self._fresh(infos)
+                infos[name] = self._tensor()
+        with self._naming_part("its alignment"):
+            data = _align(self._file.tell(), metadata.get("general.alignment", _ALIGNMENT))
+        moved = {name: GgufTensor(shape=t.shape, type=t.type, offset=data + t.offset) for name, t in infos.items()}
         return GgufFile(path=self._path, bytes=self._size, metadata=metadata, tensors=moved)
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _naming_part(self, what: str) -> Iterator[None]:
         try:
             yield
         except (ValueError, struct.error) as error:  # UnicodeDecodeError is one
             raise ExportError(f"'{self._path}' is damaged or cut off in {what} ({error}). Make it again.") from error
 
-    def _fresh(self, known: Mapping[str, object]) -> str:
+    def _fresh(self, entries: Mapping[str, object]) -> str:
         """The next name, which has not been there."""
         name = self._text()
-        if name in known:
+        if name in entries:
             raise ValueError(f"{reprlib.repr(name)} is there twice")
         return name
 
@@ -161,7 +161,7 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _aligned(place: int, alignment: object) -> int:
+def _align(place: int, alignment: object) -> int:
     if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT:
         raise ValueError(f"{alignment!r}")
     return -(-place // alignment) * alignment

@@ -62,8 +62,8 @@ def write_texts(model: GgufModel, folder: Path) -> None:
 
 def _sampling(metadata: Mapping[str, object]) -> dict[str, object]:
     """How the file says that tokens are drawn, which its converter had from a generation_config.json."""
-    found = {ours: metadata[key] for key, ours in _SAMPLING.items() if key in metadata}
-    return {**found, "do_sample": True} if found else {}
+    settings = {ours: metadata[key] for key, ours in _SAMPLING.items() if key in metadata}
+    return {**settings, "do_sample": True} if settings else {}
 
 
 def _stop_tokens(vocabulary: Vocabulary) -> list[int]:

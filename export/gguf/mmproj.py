@@ -109,10 +109,10 @@ def mmproj_files(files: Sequence[Path]) -> list[Path]:
     files: the model's.
     """
     try:
-        found = list(files[0].parent.iterdir())
+        siblings = list(files[0].parent.iterdir())
     except OSError:  # a folder whose files can be read but not listed
         return []
-    encoders = {path.name: path for path in found if is_mmproj(path.name) and path.is_file() and path not in files}
+    encoders = {path.name: path for path in siblings if is_mmproj(path.name) and path.is_file() and path not in files}
     return [encoders[name] for name in preferred(encoders, files[0].name)]
 
 
@@ -121,9 +121,9 @@ def find_mmproj(text: GgufModel) -> Mmproj | None:
     if not can_see(text):
         return None
     for path in mmproj_files(text.files):
-        if (found := _fitting(path, text)) is not None:
+        if (mmproj := _fitting(path, text)) is not None:
             _log.info("'%s' has its vision encoder in '%s'", text.path, path)
-            return found
+            return mmproj
     return None
 
 

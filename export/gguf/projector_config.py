@@ -41,8 +41,8 @@ def _sizes(own: Config, tensors: Tensors) -> dict[str, object]:
         raise ExportError(f"the vision encoder has tensors of {len(blocks)} layers; its metadata calls for {layers}.")
     up = tensors.get(f"{UP.format(0)}.weight")
     if up is None or len(up.shape) != 2 or hidden not in up.shape:
-        found = "no tensor" if up is None else f"{list(up.shape)} as the tensor"
-        raise ExportError(f"the vision encoder has {found} '{UP.format(0)}.weight'; expected a matrix of {hidden}.")
+        shape = "no tensor" if up is None else f"{list(up.shape)} as the tensor"
+        raise ExportError(f"the vision encoder has {shape} '{UP.format(0)}.weight'; expected a matrix of {hidden}.")
     rows, columns = up.shape
     return {
         "hidden_size": hidden,
@@ -83,37 +83,37 @@ _QWEN_KEYS = {"num_hidden_layers": "depth", "num_attention_heads": "num_heads"}
 
 
 def qwen2(own: Config, tensors: Tensors) -> dict[str, object]:
-    found = _qwen(own, tensors)
-    found |= {"embed_dim": found.pop("hidden_size"), "hidden_size": found.pop("out_hidden_size")}
-    return {"vision_config": found}
+    vision = _qwen(own, tensors)
+    vision |= {"embed_dim": vision.pop("hidden_size"), "hidden_size": vision.pop("out_hidden_size")}
+    return {"vision_config": vision}
 
 
 def qwen2_5(own: Config, tensors: Tensors) -> dict[str, object]:
     """Every n-th layer attends to the whole image, the others have windows."""
-    every, found = own.integer(WINDOWS), _qwen(own, tensors)
+    every, vision = own.integer(WINDOWS), _qwen(own, tensors)
     full = [index for index in range(own.integer("vision.block_count")) if (index + 1) % every == 0]
     window = own.integer(WINDOW, 112)
-    return {"vision_config": {**found, "window_size": window, "fullatt_block_indexes": full}}
+    return {"vision_config": {**vision, "window_size": window, "fullatt_block_indexes": full}}
 
 
 def qwen3(own: Config, tensors: Tensors) -> dict[str, object]:
-    found = _qwen(own, tensors)
+    vision = _qwen(own, tensors)
     flags = own.value(DEEPSTACK) or []
     if not isinstance(flags, list):
         raise ExportError(f"'clip.{DEEPSTACK}' is {flags!r}; expected a truth for each layer.")
     if (positions := tensors.get(_POSITIONS)) is not None:
-        found["num_position_embeddings"] = positions.shape[0]
-    found["deepstack_visual_indexes"] = [index for index, has in enumerate(flags) if has]
-    return {"vision_config": found}
+        vision["num_position_embeddings"] = positions.shape[0]
+    vision["deepstack_visual_indexes"] = [index for index, has in enumerate(flags) if has]
+    return {"vision_config": vision}
 
 
 def pixtral(own: Config, tensors: Tensors) -> dict[str, object]:
     """Files of Pixtral 12B have no patch merger."""
-    active = {"use_gelu": "gelu", "use_silu": "silu"}.get(said := said_activation(own))
+    active = {"use_gelu": "gelu", "use_silu": "silu"}.get(name := said_activation(own))
     if active is None or "mm.patch_merger.weight" not in tensors:
-        found = f"says the activation '{said}'" if active is None else "has no tensor 'mm.patch_merger.weight'"
+        problem = f"says the activation '{name}'" if active is None else "has no tensor 'mm.patch_merger.weight'"
         raise UnsupportedModel(
-            f"the vision encoder {found}; expected use_gelu or use_silu, and a patch merger, as of Mistral 3."
+            f"the vision encoder {problem}; expected use_gelu or use_silu, and a patch merger, as of Mistral 3."
         )
     epsilon = own.number("vision.attention.layer_norm_epsilon", 1e-5, above=0)
     return {

@@ -52,9 +52,9 @@ class Projector:
 
     def check(self, own: Config, metadata: Mapping[str, object], where: str) -> None:
         """Raises UnsupportedModel for what is said and not known here. metadata: behind "clip."."""
-        known = {*_COMMON, *self.keys}
+        known_keys = {*_COMMON, *self.keys}
         left = {key: value for key, value in metadata.items() if not key.startswith(self.unread_keys)}
-        if unknown := [key for key, value in left.items() if key not in known and value not in (False, 0)]:
+        if unknown := [key for key, value in left.items() if key not in known_keys and value not in (False, 0)]:
             raise UnsupportedModel(
                 f"'{where}' says 'clip.{unknown[0]}', which is not known here for such vision encoders and could "
                 "change what they compute. Try the checkpoint that it was made from."

@@ -53,7 +53,7 @@ def read_model(path: Path) -> GgufModel:
     tensors: dict[str, Placed] = {}
     for number, header in enumerate(headers):
         _check_part(header, number, len(files))
-        for name, tensor in _placed(header).items():
+        for name, tensor in _place_tensors(header).items():
             if name in tensors:
                 raise ExportError(f"'{header.path}' and '{tensors[name].file}' both have a tensor '{name}'.")
             tensors[name] = tensor
@@ -70,10 +70,10 @@ def part_files(path: Path) -> list[Path]:
 
     Raises ExportError where one is missing.
     """
-    found = _PART.fullmatch(path.name)
-    if found is None:
+    match = _PART.fullmatch(path.name)
+    if match is None:
         return [path]
-    stem, number, count = found[1], int(found[2]), int(found[3])
+    stem, number, count = match[1], int(match[2]), int(match[3])
     if not 1 <= number <= count:
         raise ExportError(f"'{path}' is part {number} of {count} by its name; expected 1 to {count}.")
     files = [path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
@@ -85,26 +85,26 @@ def part_files(path: Path) -> list[Path]:
 
 
 def _check_part(header: GgufFile, number: int, count: int) -> None:
-    said = (header.metadata.get(_NUMBER, 0), header.metadata.get(_COUNT, 1))
-    if count > 1 and said != (number, count):
+    part = (header.metadata.get(_NUMBER, 0), header.metadata.get(_COUNT, 1))
+    if count > 1 and part != (number, count):
         raise ExportError(
-            f"'{header.path}' says that it is part {said[0]} (counted from 0) of {said[1]}; expected {number} of "
+            f"'{header.path}' says that it is part {part[0]} (counted from 0) of {part[1]}; expected {number} of "
             f"{count} by its name. Do the parts belong together?"
         )
 
 
-def _placed(header: GgufFile) -> dict[str, Placed]:
+def _place_tensors(header: GgufFile) -> dict[str, Placed]:
     """Every tensor with its bytes, which lie in the file and apart from the others'."""
-    found = {name: _measured(header, name, tensor) for name, tensor in header.tensors.items()}
+    tensors = {name: _measure(header, name, tensor) for name, tensor in header.tensors.items()}
     end, before = 0, ""
-    for name, tensor in sorted(found.items(), key=lambda item: item[1].offset):
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
         if tensor.offset < end:
             raise ExportError(f"'{header.path}': the tensors '{before}' and '{name}' lie on each other. Make it again.")
         end, before = tensor.offset + tensor.bytes, name
-    return found
+    return tensors
 
 
-def _measured(header: GgufFile, name: str, tensor: GgufTensor) -> Placed:
+def _measure(header: GgufFile, name: str, tensor: GgufTensor) -> Placed:
     kind, place = TYPES.get(tensor.type), f"'{header.path}': tensor '{name}'"
     if kind is None:
         raise ExportError(f"{place} is of type {tensor.type}, which is not known here; known: "

@@ -27,7 +27,7 @@ def lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
         "num_key_value_heads": _kv_heads(own),
         "layer_types": ["full_attention" if attends else "conv" for attends in _attending(tensors, layers)],
         "norm_eps": own.number("attention.layer_norm_rms_epsilon", above=0),
-        "conv_L_cache": _agreed(own, "shortconv.l_cache", tensors, ".shortconv.conv.weight", -1),
+        "conv_L_cache": _read_size(own, "shortconv.l_cache", tensors, ".shortconv.conv.weight", -1),
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in tensors),
         "block_auto_adjust_ff_dim": False,
         "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in tensors),
@@ -36,7 +36,7 @@ def lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
 
 def delta_net(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     layers = own.integer("block_count") - own.integer(NEXTN_LAYERS, 0, least=0)
-    values = _agreed(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
+    values = _read_size(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
     attends = _attending(tensors, layers)
     return {
         "layer_types": ["full_attention" if each else "linear_attention" for each in attends],
@@ -44,17 +44,17 @@ def delta_net(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
         "linear_num_value_heads": values,
         "linear_key_head_dim": own.integer("ssm.state_size"),
         "linear_value_head_dim": max(1, own.integer("ssm.inner_size") // values),
-        "linear_conv_kernel_dim": _agreed(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
+        "linear_conv_kernel_dim": _read_size(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
         "attention_bias": any(name.endswith(".attn_k.bias") for name in tensors),
     }
 
 
-def _agreed(own: Config, key: str, tensors: Mapping[str, Placed], end: str, axis: int) -> int:
+def _read_size(own: Config, key: str, tensors: Mapping[str, Placed], end: str, axis: int) -> int:
     """A number of parts, which graphs are made of one by one: what tensors of these names have along an axis."""
-    said, found = own.integer(key), {tensor.shape[axis] for name, tensor in tensors.items() if name.endswith(end)}
-    if found - {said}:
-        raise ExportError(f"'{key}' is {said}; the tensors '*{end}' have {', '.join(map(str, sorted(found)))}.")
-    return said
+    size, sizes = own.integer(key), {tensor.shape[axis] for name, tensor in tensors.items() if name.endswith(end)}
+    if sizes - {size}:
+        raise ExportError(f"'{key}' is {size}; the tensors '*{end}' have {', '.join(map(str, sorted(sizes)))}.")
+    return size
 
 
 def _attending(tensors: Mapping[str, Placed], layers: int) -> list[bool]:
@@ -89,10 +89,10 @@ def falcon_h1(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
 
 def _mamba2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     return {
-        "mamba_n_heads": _agreed(own, "ssm.time_step_rank", tensors, ".ssm_a", 0),
+        "mamba_n_heads": _read_size(own, "ssm.time_step_rank", tensors, ".ssm_a", 0),
         "mamba_n_groups": own.integer("ssm.group_count"),
         "mamba_d_state": own.integer("ssm.state_size"),
-        "mamba_d_conv": _agreed(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
+        "mamba_d_conv": _read_size(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
         "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in tensors),
     }
 
@@ -104,7 +104,7 @@ def nemotron_h(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, objec
             "a Nemotron-H of experts in groups whose file does not say how many of them take part "
             "('expert_group_used_count'). Take the checkpoint that it was made from."
         )
-    heads = _agreed(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
+    heads = _read_size(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
     blocks = range(own.integer("block_count") - own.integer(NEXTN_LAYERS, 0, least=0))
     inner = own.value("feed_forward_length")
     return {
@@ -116,7 +116,7 @@ def nemotron_h(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, objec
         "mamba_head_dim": max(1, own.integer("ssm.inner_size") // heads),
         "n_groups": own.integer("ssm.group_count"),
         "ssm_state_size": own.integer("ssm.state_size"),
-        "conv_kernel": _agreed(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
+        "conv_kernel": _read_size(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
         "use_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in tensors),
         "moe_shared_expert_intermediate_size": own.value("expert_shared_feed_forward_length"),
     }

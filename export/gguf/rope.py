@@ -48,13 +48,13 @@ def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, objec
     if is_plain and kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if is_plain and kind == "yarn":
-        found: dict[str, object] = {"rope_type": "yarn", "factor": factor, _TRAINED: trained}
+        scaling: dict[str, object] = {"rope_type": "yarn", "factor": factor, _TRAINED: trained}
         if own_factor is not None:
-            found["attention_factor"] = own_factor
+            scaling["attention_factor"] = own_factor
         for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
             if own.has(f"rope.scaling.{theirs}"):
-                found[ours] = own.number(f"rope.scaling.{theirs}", above=0)
-        return {"rope_scaling": found}
+                scaling[ours] = own.number(f"rope.scaling.{theirs}", above=0)
+        return {"rope_scaling": scaling}
     raise UnsupportedModel(
         f"'{model.path}' scales its rotation by '{kind}' with factor {factor:g} and attention factor {attention}; "
         "known are linear and yarn without such a factor, and tensors of factors."

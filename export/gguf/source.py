@@ -46,9 +46,9 @@ class GgufSource:
         self._model: GgufModel = read_model(path)
         self.config, self._family = config_of(self._model)
         self.mtp_blocks = mtp_blocks(self.config)
-        seen = _mmproj_of(self._model, mmproj)
-        if seen is not None:
-            self.config, self._model = seen.config(self.config), seen.joined()
+        encoder = _mmproj_of(self._model, mmproj)
+        if encoder is not None:
+            self.config, self._model = encoder.config(self.config), encoder.joined()
         self.folders: tuple[str, ...] = ()  # of sentence-transformers: there are none
         self.task = task_of(self._model, self._family)
         self.sentences = sentences_of(self._model) if self.task == "embed" else None
@@ -57,8 +57,8 @@ class GgufSource:
         self.folder = Path(self._texts.name)
         try:
             write_texts(self._model, self.folder)
-            if seen is not None:
-                write_json(self.folder / "preprocessor_config.json", seen.processor)
+            if encoder is not None:
+                write_json(self.folder / "preprocessor_config.json", encoder.processor)
         except BaseException:
             self._texts.cleanup()
             raise
@@ -78,13 +78,13 @@ class GgufSource:
             vision = with_own_order(decoder.vision, described.vision)
             locations |= vision_locations(vision, self._model.tensors)
             decoder = dataclasses.replace(decoder, vision=vision)
-        read = {name for location in locations.values() for name in location.names} | ROTATIONS
+        used_names = {name for location in locations.values() for name in location.names} | ROTATIONS
         if decoder.encoder is not None:
-            read.add(_HEAD)
+            used_names.add(_HEAD)
         if decoder.vision is not None:
-            read |= repeated(decoder.vision)
+            used_names |= repeated(decoder.vision)
         skipped = (*(f"blk.{number}." for number in self.mtp_blocks), *_unused_keys(decoder))
-        unread = {name for name in self._model.tensors if name not in read and not name.startswith(skipped)}
+        unread = {name for name in self._model.tensors if name not in used_names and not name.startswith(skipped)}
         if unread:
             name = min(unread)
             raise UnsupportedModel(

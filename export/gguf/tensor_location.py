@@ -149,8 +149,8 @@ def norm_weights(norm: Norm | None, name: str) -> dict[str, TensorLocation]:
     """The locations of a norm's weights and of its bias."""
     if norm is None or not norm.source:  # weights of 1
         return {}
-    found = {norm.source: TensorLocation(tensor=f"{name}.weight")}
-    return found | {norm.bias: TensorLocation(tensor=f"{name}.bias")} if norm.bias else found
+    locations = {norm.source: TensorLocation(tensor=f"{name}.weight")}
+    return locations | {norm.bias: TensorLocation(tensor=f"{name}.bias")} if norm.bias else locations
 
 
 def has_rows(tensors: Mapping[str, Placed], name: str, rows: int) -> bool:

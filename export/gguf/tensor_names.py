@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 
 def tensor_locations(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     """The location of every tensor that a decoder names, which is unfused() already."""
-    found = dict(matrix(decoder.embedding, "token_embd"))
+    locations = dict(matrix(decoder.embedding, "token_embd"))
     encoder, last = decoder.encoder, f"blk.{len(decoder.layers) - 1}"
     is_behind = encoder is not None and encoder.post_norm  # then the last layer's norm is the model's
-    found |= norm_weights(decoder.norm, f"{last}.layer_output_norm" if is_behind else _last_norm(decoder, tensors))
-    found |= norm_weights(decoder.embedding_norm, "token_embd_norm") | _encoder(encoder)
-    found |= streams(decoder)
+    locations |= norm_weights(decoder.norm, f"{last}.layer_output_norm" if is_behind else _last_norm(decoder, tensors))
+    locations |= norm_weights(decoder.embedding_norm, "token_embd_norm") | _encoder(encoder)
+    locations |= streams(decoder)
     if not decoder.tied:
-        found |= matrix(decoder.head, "output")
+        locations |= matrix(decoder.head, "output")
     if decoder.position_embeddings is not None:
-        found |= matrix(decoder.position_embeddings, "position_embd")
+        locations |= matrix(decoder.position_embeddings, "position_embd")
     for layer, block, mlp_block in _blocks(decoder, family):
         if is_behind:
             norms = _norms_behind(layer, block)
         else:
             norms = _norms_apart(layer, block, mlp_block) if family.separate_mlps else _norms(layer, block, tensors)
-        found |= _of_layer(layer, norms, block, mlp_block, family, tensors)
-    return found
+        locations |= _of_layer(layer, norms, block, mlp_block, family, tensors)
+    return locations
 
 
 def layer_locations(
@@ -74,17 +74,17 @@ def _of_layer(
     family: Family,
     tensors: Mapping[str, Placed],
 ) -> dict[str, TensorLocation]:
-    found: dict[str, TensorLocation] = {}
+    locations: dict[str, TensorLocation] = {}
     for part, where in norms:
-        found |= norm_weights(part, where)
-    found |= _mixer(layer.attention, block, family, tensors) | layer_parts(layer, block)
+        locations |= norm_weights(part, where)
+    locations |= _mixer(layer.attention, block, family, tensors) | layer_parts(layer, block)
     if layer.ssm is not None:
-        found |= mamba2(layer.ssm, block)
+        locations |= mamba2(layer.ssm, block)
     if layer.mlp is not None:
-        found |= _mlp(layer.mlp, mlp_block, tensors)
+        locations |= _mlp(layer.mlp, mlp_block, tensors)
     if layer.mlp_norm is not None and (bare := f"{block}.ffn_norm") in tensors:  # Falcon-H1's has no ".weight"
-        found[layer.mlp_norm.source] = TensorLocation(tensor=bare)
-    return found
+        locations[layer.mlp_norm.source] = TensorLocation(tensor=bare)
+    return locations
 
 
 def _blocks(decoder: Decoder, family: Family) -> Iterator[tuple[Layer, str, str]]:
@@ -115,47 +115,51 @@ def _last_norm(decoder: Decoder, tensors: Mapping[str, Placed]) -> str:
 
 def _encoder(encoder: Encoder | None) -> dict[str, TensorLocation]:
     """What encoders have besides: token type embeddings, and the dense layers after pooling."""
-    found: dict[str, TensorLocation] = {}
+    locations: dict[str, TensorLocation] = {}
     if encoder is not None and encoder.token_types is not None:
-        found |= matrix(encoder.token_types, "token_types", SingleRow() if encoder.token_types.rows == 1 else ALL_ROWS)
+        locations |= matrix(
+            encoder.token_types, "token_types", SingleRow() if encoder.token_types.rows == 1 else ALL_ROWS
+        )
     if encoder is not None and encoder.score_activation:
         first, last = encoder.dense
-        found |= matrix(first.linear, "cls") | norm_weights(first.norm, "cls.norm") | matrix(last.linear, "cls.output")
-        found[f"{last.linear.source}.weight"] = TensorLocation(tensor="cls.output.weight", order=SingleRow())
+        locations |= (
+            matrix(first.linear, "cls") | norm_weights(first.norm, "cls.norm") | matrix(last.linear, "cls.output")
+        )
+        locations[f"{last.linear.source}.weight"] = TensorLocation(tensor="cls.output.weight", order=SingleRow())
     elif encoder is not None:
         for step in encoder.dense:
-            found |= matrix(step.linear, step.linear.source)
-    return found
+            locations |= matrix(step.linear, step.linear.source)
+    return locations
 
 
 def _attention(
     attention: Attention, block: str, family: Family, tensors: Mapping[str, Placed]
 ) -> dict[str, TensorLocation]:
-    found = norm_weights(attention.q_norm, f"{block}.attn_q_norm") | norm_weights(
+    locations = norm_weights(attention.q_norm, f"{block}.attn_q_norm") | norm_weights(
         attention.k_norm, f"{block}.attn_k_norm"
     )
-    found |= matrix(attention.o, f"{block}.attn_output")
+    locations |= matrix(attention.o, f"{block}.attn_output")
     if attention.sinks:
-        found[attention.sinks] = TensorLocation(tensor=f"{block}.attn_sinks.weight")
+        locations[attention.sinks] = TensorLocation(tensor=f"{block}.attn_sinks.weight")
     if attention.mla is not None:
-        return found | _mla(attention, attention.mla, block, tensors)
+        return locations | _mla(attention, attention.mla, block, tensors)
     if attention.gate is not None:
-        return found | _gated(attention, attention.gate, block, tensors)
+        return locations | _gated(attention, attention.gate, block, tensors)
     parts = {"q": attention.q}
     if attention.kv_from is None:
         parts |= {"k": attention.k, "v": attention.v}
     together, start = f"{block}.attn_qkv", 0
     is_fused = has_rows(tensors, together, sum(linear.rows for linear in parts.values()))
     for part, linear in parts.items():
-        if f"{linear.source}.weight" in found:  # keys are the values, too
+        if f"{linear.source}.weight" in locations:  # keys are the values, too
             continue
         name = together if is_fused else f"{block}.attn_{part}"
         if family.permuted_qk and part != "v" and (is_fused or has_rows(tensors, name, linear.rows)):
-            found |= matrix(linear, name, PermutedRows(start + interleaved_rows(linear, attention.head_dim)))
+            locations |= matrix(linear, name, PermutedRows(start + interleaved_rows(linear, attention.head_dim)))
         else:
-            found |= matrix(linear, name, RowRange(start, linear.rows if is_fused else None))
+            locations |= matrix(linear, name, RowRange(start, linear.rows if is_fused else None))
         start += linear.rows if is_fused else 0
-    return found
+    return locations
 
 
 def _gated(attention: Attention, gate: Linear, block: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
@@ -163,30 +167,32 @@ def _gated(attention: Attention, gate: Linear, block: str, tensors: Mapping[str,
     together, rows = f"{block}.attn_q", None
     if has_rows(tensors, together, 2 * attention.q.rows):
         rows = np.arange(2 * attention.q.rows).reshape(attention.heads, 2, -1)
-    found = matrix(attention.k, f"{block}.attn_k") | matrix(attention.v, f"{block}.attn_v")
+    locations = matrix(attention.k, f"{block}.attn_k") | matrix(attention.v, f"{block}.attn_v")
     for at, linear in enumerate((attention.q, gate)):
-        found |= matrix(linear, together, permuted(None if rows is None else rows[:, at].reshape(-1)))
-    return found
+        locations |= matrix(linear, together, permuted(None if rows is None else rows[:, at].reshape(-1)))
+    return locations
 
 
 def _mla(
     attention: Attention, mla: MultiHeadLatent, block: str, tensors: Mapping[str, Placed]
 ) -> dict[str, TensorLocation]:
     """Newer files have the up-projections of keys and of values as two tensors, the keys' transposed for each head."""
-    found = matrix(attention.q, f"{block}.attn_q" if mla.q is None else f"{block}.attn_q_b")
+    locations = matrix(attention.q, f"{block}.attn_q" if mla.q is None else f"{block}.attn_q_b")
     if mla.q is not None:
-        found |= matrix(mla.q, f"{block}.attn_q_a")
-    found |= norm_weights(mla.q_norm, f"{block}.attn_q_a_norm") | norm_weights(mla.kv_norm, f"{block}.attn_kv_a_norm")
+        locations |= matrix(mla.q, f"{block}.attn_q_a")
+    locations |= norm_weights(mla.q_norm, f"{block}.attn_q_a_norm") | norm_weights(
+        mla.kv_norm, f"{block}.attn_kv_a_norm"
+    )
     compressed, rank = f"{block}.attn_kv_a_mqa", mla.kv.rows
-    found |= matrix(mla.kv, compressed, RowRange(0, rank)) | matrix(mla.k, compressed, RowRange(rank, mla.k.rows))
+    locations |= matrix(mla.kv, compressed, RowRange(0, rank)) | matrix(mla.k, compressed, RowRange(rank, mla.k.rows))
     heads, together = attention.heads, f"{block}.attn_kv_b"
     if not has_rows(tensors, together, attention.k.rows + attention.v.rows):
-        found |= matrix(attention.k, f"{block}.attn_k_b", Transposed(heads))
-        return found | matrix(attention.v, f"{block}.attn_v_b")
+        locations |= matrix(attention.k, f"{block}.attn_k_b", Transposed(heads))
+        return locations | matrix(attention.v, f"{block}.attn_v_b")
     rows = np.arange(attention.k.rows + attention.v.rows).reshape(heads, -1)
     keys = attention.k.rows // heads
-    found |= matrix(attention.k, together, PermutedRows(rows[:, :keys].reshape(-1)))
-    return found | matrix(attention.v, together, PermutedRows(rows[:, keys:].reshape(-1)))
+    locations |= matrix(attention.k, together, PermutedRows(rows[:, :keys].reshape(-1)))
+    return locations | matrix(attention.v, together, PermutedRows(rows[:, keys:].reshape(-1)))
 
 
 def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[tuple[Norm | None, str]]:
@@ -218,53 +224,53 @@ def _norms_behind(layer: Layer, block: str) -> Iterator[tuple[Norm | None, str]]
 def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     if isinstance(mlp, Mlp):
         return _one(mlp, block, "", tensors)
-    found = matrix(mlp.router, f"{block}.ffn_gate_inp")
+    locations = matrix(mlp.router, f"{block}.ffn_gate_inp")
     if mlp.score_correction_bias:
-        found[mlp.score_correction_bias] = TensorLocation(
+        locations[mlp.score_correction_bias] = TensorLocation(
             tensor=f"{block}.exp_probs_b.bias", order=SingleRow() if mlp.score_correction_bias_is_row else ALL_ROWS
         )
     for number, expert in enumerate(mlp.experts):
-        found |= _expert(expert, number, block, tensors)
+        locations |= _expert(expert, number, block, tensors)
     if mlp.norms is not None:
-        found |= _norms_of_parts(mlp.norms, block)
+        locations |= _norms_of_parts(mlp.norms, block)
     if mlp.expert_scales:
-        found[mlp.expert_scales] = TensorLocation(tensor=f"{block}.ffn_down_exps.scale")
+        locations[mlp.expert_scales] = TensorLocation(tensor=f"{block}.ffn_down_exps.scale")
     if mlp.shared is not None:
-        found |= _one(mlp.shared, block, "_shexp" if mlp.norms is None else "", tensors)
+        locations |= _one(mlp.shared, block, "_shexp" if mlp.norms is None else "", tensors)
     if mlp.shared_gate is not None:
-        found |= matrix(mlp.shared_gate, f"{block}.ffn_gate_inp_shexp", SingleRow())
-    return found
+        locations |= matrix(mlp.shared_gate, f"{block}.ffn_gate_inp_shexp", SingleRow())
+    return locations
 
 
 def _norms_of_parts(norms: MoeNorms, block: str) -> dict[str, TensorLocation]:
     """Gemma 4's. The MLP beside the experts has the names of one that is alone."""
-    found = norm_weights(norms.experts, f"{block}.pre_ffw_norm_2") | norm_weights(norms.shared, f"{block}.ffn_norm")
-    found |= norm_weights(norms.experts_post, f"{block}.post_ffw_norm_2")
-    found |= norm_weights(norms.shared_post, f"{block}.post_ffw_norm_1")
-    return found | {norms.router.source: TensorLocation(tensor=f"{block}.ffn_gate_inp.scale")}
+    locations = norm_weights(norms.experts, f"{block}.pre_ffw_norm_2") | norm_weights(norms.shared, f"{block}.ffn_norm")
+    locations |= norm_weights(norms.experts_post, f"{block}.post_ffw_norm_2")
+    locations |= norm_weights(norms.shared_post, f"{block}.post_ffw_norm_1")
+    return locations | {norms.router.source: TensorLocation(tensor=f"{block}.ffn_gate_inp.scale")}
 
 
 def _one(mlp: Mlp, block: str, end: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     """Of a layer, or of every token. Where gate and up are one tensor, that is called up."""
     gate, up, rows = f"{block}.ffn_gate{end}", f"{block}.ffn_up{end}", mlp.up.rows
-    found = matrix(mlp.down, f"{block}.ffn_down{end}")
+    locations = matrix(mlp.down, f"{block}.ffn_down{end}")
     if mlp.gate is None:
-        return found | matrix(mlp.up, up)
+        return locations | matrix(mlp.up, up)
     if f"{gate}.weight" not in tensors and has_rows(tensors, up, 2 * rows):
-        return found | matrix(mlp.gate, up, RowRange(0, rows)) | matrix(mlp.up, up, RowRange(rows, rows))
-    return found | matrix(mlp.gate, gate) | matrix(mlp.up, up)
+        return locations | matrix(mlp.gate, up, RowRange(0, rows)) | matrix(mlp.up, up, RowRange(rows, rows))
+    return locations | matrix(mlp.gate, gate) | matrix(mlp.up, up)
 
 
 def _expert(mlp: Mlp, number: int, block: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     """Experts lie in one tensor; in the first files each was one, and in some newer ones gate and up are together."""
-    found: dict[str, TensorLocation] = {}
+    locations: dict[str, TensorLocation] = {}
     parts = {"up": mlp.up, "down": mlp.down} | ({} if mlp.gate is None else {"gate": mlp.gate})
     for part, linear in parts.items():
         alone, together, rows = f"{block}.ffn_{part}.{number}", f"{block}.ffn_gate_up_exps", linear.rows
         if f"{alone}.weight" in tensors:
-            found |= matrix(linear, alone)
+            locations |= matrix(linear, alone)
         elif part != "down" and f"{together}.weight" in tensors:
-            found |= matrix(linear, together, RowRange((2 * number + (part == "up")) * rows, rows))
+            locations |= matrix(linear, together, RowRange((2 * number + (part == "up")) * rows, rows))
         else:
-            found |= matrix(linear, f"{block}.ffn_{part}_exps", RowRange(number * rows, rows))
-    return found
+            locations |= matrix(linear, f"{block}.ffn_{part}_exps", RowRange(number * rows, rows))
+    return locations

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 def short_convolution(mixer: ShortConv, block: str) -> dict[str, TensorLocation]:
     """The locations of all its tensors."""
     together, kernel = f"{block}.shortconv.in_proj", f"{block}.shortconv.conv"
-    found = matrix(mixer.o, f"{block}.shortconv.out_proj")
+    locations = matrix(mixer.o, f"{block}.shortconv.out_proj")
     for at, linear in enumerate((mixer.b, mixer.c, mixer.x)):
-        found |= matrix(linear, together, RowRange(at * linear.rows, linear.rows))
-    found[mixer.convolution] = TensorLocation(tensor=f"{kernel}.weight")
-    return found | {mixer.bias: TensorLocation(tensor=f"{kernel}.bias")} if mixer.bias else found
+        locations |= matrix(linear, together, RowRange(at * linear.rows, linear.rows))
+    locations[mixer.convolution] = TensorLocation(tensor=f"{kernel}.weight")
+    return locations | {mixer.bias: TensorLocation(tensor=f"{kernel}.bias")} if mixer.bias else locations
 
 
 def delta_net(
@@ -51,75 +51,75 @@ def delta_net(
     keys, values = mixer.key_heads, mixer.value_heads
     is_interleaved = interleaved_value_heads and values != keys
     qkv, channels = f"{block}.attn_qkv", mixer.q.rows + mixer.k.rows + mixer.v.rows
-    found = norm_weights(mixer.norm, f"{block}.ssm_norm")
+    locations = norm_weights(mixer.norm, f"{block}.ssm_norm")
     if f"{qkv}.weight" in tensors:
         behind = channels - mixer.v.rows
-        found |= matrix(mixer.q, qkv, RowRange(0, mixer.q.rows))
-        found |= matrix(mixer.k, qkv, RowRange(mixer.q.rows, mixer.k.rows))
+        locations |= matrix(mixer.q, qkv, RowRange(0, mixer.q.rows))
+        locations |= matrix(mixer.k, qkv, RowRange(mixer.q.rows, mixer.k.rows))
         values_in_turn = has_rows(tensors, qkv, channels) and is_interleaved
-        order = permuted(behind + _interleaved(mixer, mixer.value_dim)) if values_in_turn else None
-        found |= matrix(mixer.v, qkv, order or RowRange(behind, mixer.v.rows))
+        order = permuted(behind + _interleaved_rows(mixer, mixer.value_dim)) if values_in_turn else None
+        locations |= matrix(mixer.v, qkv, order or RowRange(behind, mixer.v.rows))
         gates_in_turn = has_rows(tensors, f"{block}.attn_gate", mixer.z.rows) and is_interleaved
-        gates = permuted(_interleaved(mixer, mixer.value_dim) if gates_in_turn else None)
-        found |= matrix(mixer.z, f"{block}.attn_gate", gates)
+        gates = permuted(_interleaved_rows(mixer, mixer.value_dim) if gates_in_turn else None)
+        locations |= matrix(mixer.z, f"{block}.attn_gate", gates)
     else:  # as the first files had them
-        found |= _shared(f"{block}.ssm_in", (mixer.q, mixer.k, mixer.v, mixer.z), keys, tensors)
+        locations |= _shared_tensor(f"{block}.ssm_in", (mixer.q, mixer.k, mixer.v, mixer.z), keys, tensors)
     out = tensors.get(f"{block}.ssm_out.weight")
     is_whole = out is not None and out.shape == (mixer.o.rows, mixer.o.columns)
     is_whole = is_whole and _size(tensors, f"{block}.ssm_a") == values
-    heads = permuted(_interleaved(mixer, 1) if is_interleaved and is_whole else None)
+    heads = permuted(_interleaved_rows(mixer, 1) if is_interleaved and is_whole else None)
     if is_interleaved and is_whole:
-        columns = PermutedColumns(_interleaved(mixer, mixer.value_dim), run=mixer.value_dim)
-        found |= matrix(mixer.o, f"{block}.ssm_out", columns)
+        columns = PermutedColumns(_interleaved_rows(mixer, mixer.value_dim), run=mixer.value_dim)
+        locations |= matrix(mixer.o, f"{block}.ssm_out", columns)
     else:
-        found |= matrix(mixer.o, f"{block}.ssm_out")
+        locations |= matrix(mixer.o, f"{block}.ssm_out")
     if f"{block}.ssm_ba.weight" in tensors:
-        found |= _shared(f"{block}.ssm_ba", (mixer.beta, mixer.decay), keys, tensors)
+        locations |= _shared_tensor(f"{block}.ssm_ba", (mixer.beta, mixer.decay), keys, tensors)
     else:
-        found |= matrix(mixer.beta, f"{block}.ssm_beta", heads)
-        found |= matrix(mixer.decay, f"{block}.ssm_alpha", heads)
-    found[mixer.log_decay] = TensorLocation(tensor=f"{block}.ssm_a", order=heads, transform=log_of_negative)
-    found[mixer.decay_bias] = TensorLocation(tensor=f"{block}.ssm_dt.bias", order=heads)
+        locations |= matrix(mixer.beta, f"{block}.ssm_beta", heads)
+        locations |= matrix(mixer.decay, f"{block}.ssm_alpha", heads)
+    locations[mixer.log_decay] = TensorLocation(tensor=f"{block}.ssm_a", order=heads, transform=log_of_negative)
+    locations[mixer.decay_bias] = TensorLocation(tensor=f"{block}.ssm_dt.bias", order=heads)
     convolved = f"{block}.ssm_conv1d"
     kernels = None
     if is_interleaved and has_rows(tensors, convolved, channels):
         before = np.arange(channels - mixer.v.rows)
-        kernels = np.concatenate([before, len(before) + _interleaved(mixer, mixer.value_dim)])
-    return found | {mixer.convolution: TensorLocation(tensor=f"{convolved}.weight", order=permuted(kernels))}
+        kernels = np.concatenate([before, len(before) + _interleaved_rows(mixer, mixer.value_dim)])
+    return locations | {mixer.convolution: TensorLocation(tensor=f"{convolved}.weight", order=permuted(kernels))}
 
 
 def mamba2(mixer: Mamba2, block: str) -> dict[str, TensorLocation]:
     """The locations of all its tensors. Some vectors are matrices of a row or a column."""
-    found, start = matrix(mixer.o, f"{block}.ssm_out"), 0
+    locations, start = matrix(mixer.o, f"{block}.ssm_out"), 0
     for linear in (mixer.z, mixer.x, mixer.b, mixer.c, mixer.step):
-        found |= matrix(linear, f"{block}.ssm_in", RowRange(start, linear.rows))
+        locations |= matrix(linear, f"{block}.ssm_in", RowRange(start, linear.rows))
         start += linear.rows
     if mixer.norm is not None:
-        found[mixer.norm.source] = TensorLocation(tensor=f"{block}.ssm_norm.weight", order=Flat())
-    found[mixer.log_decay] = TensorLocation(tensor=f"{block}.ssm_a", order=Flat(), transform=log_of_negative)
-    found[mixer.skip] = TensorLocation(tensor=f"{block}.ssm_d", order=Flat())
-    found[mixer.step_bias] = TensorLocation(tensor=f"{block}.ssm_dt.bias")
-    found[mixer.convolution] = TensorLocation(tensor=f"{block}.ssm_conv1d.weight")
-    return found | {mixer.bias: TensorLocation(tensor=f"{block}.ssm_conv1d.bias")} if mixer.bias else found
+        locations[mixer.norm.source] = TensorLocation(tensor=f"{block}.ssm_norm.weight", order=Flat())
+    locations[mixer.log_decay] = TensorLocation(tensor=f"{block}.ssm_a", order=Flat(), transform=log_of_negative)
+    locations[mixer.skip] = TensorLocation(tensor=f"{block}.ssm_d", order=Flat())
+    locations[mixer.step_bias] = TensorLocation(tensor=f"{block}.ssm_dt.bias")
+    locations[mixer.convolution] = TensorLocation(tensor=f"{block}.ssm_conv1d.weight")
+    return locations | {mixer.bias: TensorLocation(tensor=f"{block}.ssm_conv1d.bias")} if mixer.bias else locations
 
 
-def _shared(
+def _shared_tensor(
     name: str, linears: Sequence[Linear], groups: int, tensors: Mapping[str, Placed]
 ) -> dict[str, TensorLocation]:
     """Matrices whose rows lie in one tensor, one share of each behind the other, for each key head."""
     total = sum(linear.rows for linear in linears)
     rows = np.arange(total).reshape(groups, -1) if has_rows(tensors, name, total) else None
-    found: dict[str, TensorLocation] = {}
+    locations: dict[str, TensorLocation] = {}
     start = 0
     for linear in linears:
         share = linear.rows // groups
         own = None if rows is None else rows[:, start : start + share].reshape(-1)
-        found |= matrix(linear, name, permuted(own))
+        locations |= matrix(linear, name, permuted(own))
         start += share
-    return found
+    return locations
 
 
-def _interleaved(mixer: DeltaNet, each: int) -> NDArray[np.intp]:
+def _interleaved_rows(mixer: DeltaNet, each: int) -> NDArray[np.intp]:
     """For each row, of `each` a value head, where it is in the file."""
     heads = np.arange(mixer.value_heads).reshape(-1, mixer.key_heads).T.reshape(-1)
     return (heads[:, None] * each + np.arange(each)).reshape(-1)

@@ -49,26 +49,26 @@ def with_own_order(vision: Vision | DynamicVision, described: Vision | DynamicVi
 
 def vision_locations(vision: Vision | DynamicVision, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     """The location of every tensor that an encoder names, which is with_own_order() already."""
-    found = _patches(vision)
+    locations = _patches(vision)
     if vision.positions is not None:
-        found |= matrix(vision.positions, "v.position_embd")
+        locations |= matrix(vision.positions, "v.position_embd")
     for index, layer in enumerate(vision.layers):
-        found |= _layer(layer, index, tensors)
+        locations |= _layer(layer, index, tensors)
     if isinstance(vision, DynamicVision):
         merger = vision.merger
         if isinstance(merger, PatchPooler):
-            return found | _pooler(merger)
+            return locations | _pooler(merger)
         if merger.merging is not None:
-            return found | _pixtral(vision, merger, merger.merging)
+            return locations | _pixtral(vision, merger, merger.merging)
         up = "mm.1" if "mm.1.weight" in tensors else "mm.0"  # of LFM2-VL, and of Qwen's
-        found |= norm_weights(merger.square_norm, "mm.input_norm") | _merger(merger, "v.post_ln", up, "mm.2")
+        locations |= norm_weights(merger.square_norm, "mm.input_norm") | _merger(merger, "v.post_ln", up, "mm.2")
         for each in vision.deepstack:
             place = f"v.deepstack.{each.layer}"
-            found |= _merger(each.merger, f"{place}.norm", f"{place}.fc1", f"{place}.fc2")
-        return found
+            locations |= _merger(each.merger, f"{place}.norm", f"{place}.fc1", f"{place}.fc2")
+        return locations
     is_normed = vision.projector_norm is not None
-    found |= norm_weights(vision.norm, "v.post_ln") | norm_weights(vision.projector_norm, "mm.soft_emb_norm")
-    return found | matrix(vision.projector, "mm.input_projection" if is_normed else "mm.model.fc")
+    locations |= norm_weights(vision.norm, "v.post_ln") | norm_weights(vision.projector_norm, "mm.soft_emb_norm")
+    return locations | matrix(vision.projector, "mm.input_projection" if is_normed else "mm.model.fc")
 
 
 def repeated(vision: Vision | DynamicVision) -> frozenset[str]:
@@ -79,22 +79,22 @@ def repeated(vision: Vision | DynamicVision) -> frozenset[str]:
 
 def _pixtral(vision: DynamicVision, merger: PatchMerger, merging: Linear) -> dict[str, TensorLocation]:
     """What Pixtral has of its own; llama.cpp rotates neighbouring rows of its queries and keys."""
-    found = norm_weights(vision.patches_norm, "v.pre_ln") | _merger(merger, "mm.input_norm", "mm.1", "mm.2")
-    found |= matrix(merging, "mm.patch_merger")
+    locations = norm_weights(vision.patches_norm, "v.pre_ln") | _merger(merger, "mm.input_norm", "mm.1", "mm.2")
+    locations |= matrix(merging, "mm.patch_merger")
     for index, layer in enumerate(vision.layers):
         attention = layer.attention
         assert isinstance(attention, Attention)
         for part, linear in (("q", attention.q), ("k", attention.k)):
             order = PermutedRows(interleaved_rows(linear, attention.head_dim))
-            found |= matrix(linear, f"v.blk.{index}.attn_{part}", order)
-    return found
+            locations |= matrix(linear, f"v.blk.{index}.attn_{part}", order)
+    return locations
 
 
 def _pooler(pooler: PatchPooler) -> dict[str, TensorLocation]:
-    found, source = matrix(pooler.projector, "mm.input_projection"), pooler.standardize
+    locations, source = matrix(pooler.projector, "mm.input_projection"), pooler.standardize
     if source:
-        found |= {f"{source}.{part}": TensorLocation(tensor=f"v.{part}") for part in ("std_bias", "std_scale")}
-    return found
+        locations |= {f"{source}.{part}": TensorLocation(tensor=f"v.{part}") for part in ("std_bias", "std_scale")}
+    return locations
 
 
 def _patches(vision: Vision | DynamicVision) -> dict[str, TensorLocation]:
@@ -104,10 +104,10 @@ def _patches(vision: Vision | DynamicVision) -> dict[str, TensorLocation]:
         order = InTurn((_FIRST, _SECOND), run=vision.patch_size)
     if is_dynamic and vision.patches_channels_last:
         order = ChannelsFirst(vision.patch_size)
-    found = {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST, order=order)}
+    locations = {f"{vision.patches}.weight": TensorLocation(tensor=_FIRST, order=order)}
     if not is_dynamic or vision.patches_bias:
-        found[f"{vision.patches}.bias"] = TensorLocation(tensor=f"{_PATCHES}.bias")
-    return found
+        locations[f"{vision.patches}.bias"] = TensorLocation(tensor=f"{_PATCHES}.bias")
+    return locations
 
 
 def _layer(layer: Layer, index: int, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
@@ -117,17 +117,17 @@ def _layer(layer: Layer, index: int, tensors: Mapping[str, Placed]) -> dict[str,
     norms = {"ln1": layer.attention_norm, "ln2": layer.mlp_norm, "attn_post_norm": layer.attention_post_norm,
              "ffn_post_norm": layer.mlp_post_norm, "attn_q_norm": attention.q_norm,
              "attn_k_norm": attention.k_norm}  # fmt: skip
-    found = _clippable(attention.o, f"{block}.attn_out")
+    locations = _clippable(attention.o, f"{block}.attn_out")
     for part, norm in norms.items():
-        found |= norm_weights(norm, f"{block}.{part}")
+        locations |= norm_weights(norm, f"{block}.{part}")
     together, start = f"{block}.attn_qkv", 0
     parts = {"q": attention.q, "k": attention.k, "v": attention.v}
     is_fused = has_rows(tensors, together, sum(linear.rows for linear in parts.values()))
     for part, linear in parts.items():
         own = matrix(linear, together, RowRange(start, linear.rows)) if is_fused else None
-        found |= own or _clippable(linear, f"{block}.attn_{part}")
+        locations |= own or _clippable(linear, f"{block}.attn_{part}")
         start += linear.rows
-    return found | _mlp(layer.mlp, index, tensors)
+    return locations | _mlp(layer.mlp, index, tensors)
 
 
 def _mlp(mlp: Mlp, index: int, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
@@ -135,8 +135,8 @@ def _mlp(mlp: Mlp, index: int, tensors: Mapping[str, Placed]) -> dict[str, Tenso
     up, down = UP.format(index), DOWN.format(index)
     if mlp.up.rows != mlp.down.rows and has_rows(tensors, up, mlp.down.rows):
         up, down = down, up
-    found = _clippable(mlp.up, up) | _clippable(mlp.down, down)
-    return found if mlp.gate is None else found | _clippable(mlp.gate, f"v.blk.{index}.ffn_gate")
+    locations = _clippable(mlp.up, up) | _clippable(mlp.down, down)
+    return locations if mlp.gate is None else locations | _clippable(mlp.gate, f"v.blk.{index}.ffn_gate")
 
 
 def _clippable(linear: Linear, name: str) -> dict[str, TensorLocation]:

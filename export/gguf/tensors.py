@@ -38,8 +38,8 @@ class GgufTensors:
             for other in location.names:
                 self._check_alike(other, tensor, location.order.run)
         rows, width = location.size(tensor.shape)
-        found, end = location.row_window(rows)
-        if end > rows or shape != ((found,) if width is None else (found, width)):
+        row_count, end = location.row_window(rows)
+        if end > rows or shape != ((row_count,) if width is None else (row_count, width)):
             raise ExportError(
                 f"'{tensor.file}': tensor '{location.tensor}' is {list(tensor.shape)}; the file's metadata calls for "
                 f"{list(shape)} ('{name}')."
@@ -59,7 +59,7 @@ class GgufTensors:
         """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
         location, tensor = self._find(name)
         if isinstance(location.order, Transposed):
-            return self._transposed(tensor, start, stop)
+            return self._transpose(tensor, start, stop)
         if isinstance(location.order, InTurn):
             return self._in_turn(location.order, tensor)[start:stop]
         _, width = location.size(tensor.shape)
@@ -109,7 +109,7 @@ class GgufTensors:
             raise ExportError(f"'{self._model.path}' has no tensor {sought}, which its metadata calls for.")
         return location, tensor
 
-    def _transposed(self, tensor: Placed, start: int, stop: int) -> F32:
+    def _transpose(self, tensor: Placed, start: int, stop: int) -> F32:
         """Rows of a tensor that is [matrices, columns, rows of each]."""
         _, columns, each = tensor.shape
         first, last = start // each, -(-stop // each)
@@ -120,9 +120,9 @@ class GgufTensors:
         """Raises ExportError unless a tensor is like another one whose runs of rows it takes turns with."""
         other = self._model.tensors.get(name)
         if other is None or (other.shape, other.type) != (tensor.shape, tensor.type) or tensor.shape[-2:-1] != (run,):
-            found = "not there" if other is None else f"{TYPES[other.type].name} {list(other.shape)}"
+            description = "not there" if other is None else f"{TYPES[other.type].name} {list(other.shape)}"
             raise ExportError(
-                f"'{tensor.file}': tensor '{name}' is {found}; expected one like {TYPES[tensor.type].name} "
+                f"'{tensor.file}': tensor '{name}' is {description}; expected one like {TYPES[tensor.type].name} "
                 f"{list(tensor.shape)}, with {run} rows beside each other."
             )
 

@@ -102,12 +102,14 @@ class FloatPass(Layers):
         with one_blas_thread(), ThreadPoolExecutor(compute_threads() or os.cpu_count(), "attention") as pool:
             return np.concatenate(list(pool.map(attended, own)))
 
-    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32, *, is_delta: bool = True) -> F32:
+    def _recurred(
+        self, index: int, q: F32, k: F32, v: F32, decay_factor: F32, beta: F32, *, is_delta: bool = True
+    ) -> F32:
         outputs: list[F32] = []
         for start in range(0, self.sequences.size, self.sequences.shape[1]):
             self.rewind(0)
             here = slice(start, start + self.sequences.shape[1])
-            own = (each[here] for each in (q, k, v, kept, beta))
+            own = (each[here] for each in (q, k, v, decay_factor, beta))
             outputs.append(super()._recurred(index, *own, is_delta=is_delta))
         return np.concatenate(outputs)
 

@@ -29,7 +29,7 @@ class StepCosts:
         self._rewound = 0.0
         self._singles: deque[float] = deque(maxlen=_KEPT)
         self._drafts: deque[float] = deque(maxlen=_KEPT)
-        self._kept = list(_FIRST)
+        self._costs = list(_FIRST)
         self._most = 0  # tokens of the largest step so far
         self._since_single = 0  # steps
 
@@ -57,7 +57,7 @@ class StepCosts:
         if fed == 1:
             return 1.0
         above, share = _between(fed)
-        return max(1.0, self._kept[above] * share + self._kept[above - 1] * (1 - share))
+        return max(1.0, self._costs[above] * share + self._costs[above - 1] * (1 - share))
 
     def clipped(self, seconds: float, expected: float) -> float:
         """The cost of a step of that duration, without outliers."""
@@ -79,22 +79,22 @@ class StepCosts:
             return
         change = (_RATE if fed <= self._most else _FIRST_RATE) * (self.clipped(seconds, expected) - expected)
         above, share = _between(fed)
-        self._kept[above] += change * share
-        self._kept[above - 1] += change * (1 - share)
+        self._costs[above] += change * share
+        self._costs[above - 1] += change * (1 - share)
         self._most = max(self._most, fed)
         self._extrapolate(bisect_left(_COUNTS, self._most))
         for place in range(len(_COUNTS)):
             # more tokens never cost less: else noise below the least cost, which of() cuts off, would add up for good
-            self._kept[place] = max(self._kept[place], self._kept[place - 1] if place else 1.0)
+            self._costs[place] = max(self._costs[place], self._costs[place - 1] if place else 1.0)
 
     def _extrapolate(self, tried: int) -> None:
         """Costs of more tokens than were tried, up to that place: along a line, or as much off as the first."""
-        off = self._kept[0] - _FIRST[0]
-        slope = (self._kept[tried] - self._kept[tried - 1]) / (_COUNTS[tried] - _COUNTS[tried - 1]) if tried else 0.0
+        off = self._costs[0] - _FIRST[0]
+        slope = (self._costs[tried] - self._costs[tried - 1]) / (_COUNTS[tried] - _COUNTS[tried - 1]) if tried else 0.0
         for place in range(tried + 1, len(_COUNTS)):
             count = _COUNTS[place]
-            line = self._kept[tried] + slope * (count - _COUNTS[tried])
-            self._kept[place] = line if tried else _FIRST[place] + off * count / _COUNTS[0]
+            line = self._costs[tried] + slope * (count - _COUNTS[tried])
+            self._costs[place] = line if tried else _FIRST[place] + off * count / _COUNTS[0]
 
     def note_draft(self, seconds: float) -> None:
         """Takes a step of the draft model."""
@@ -109,14 +109,14 @@ class Acceptance:
     def __init__(self, expected: Sequence[float]) -> None:
         """expected: for each kind, before any was seen."""
         self._right = [2 * share for share in expected]
-        self._seen = [2.0] * len(expected)
+        self._totals = [2.0] * len(expected)
 
     def of(self, kind: int) -> float:
-        return self._right[kind] / self._seen[kind]
+        return self._right[kind] / self._totals[kind]
 
     def note(self, kind: int, *, is_right: bool) -> None:
         self._right[kind] = _FADING * self._right[kind] + is_right
-        self._seen[kind] = _FADING * self._seen[kind] + 1
+        self._totals[kind] = _FADING * self._totals[kind] + 1
 
 
 class SpeculationStatistics:

@@ -62,7 +62,7 @@ class HeadDrafter:
     @contextmanager
     def draft_sequence(self, target: CachedSequence, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
         """Within the block, the head drafts for what the target model's sequence reads."""
-        sequence = self._loop.call(self._opened)
+        sequence = self._loop.call(self._open)
         session = cast("FollowingSession", sequence.session)
         try:
             self._loop.call(lambda: session.follow(target.session))
@@ -75,7 +75,7 @@ class HeadDrafter:
             target.when_reopened = ignore
             self._loop.call(sequence.close)
 
-    def _opened(self) -> CachedSequence:
+    def _open(self) -> CachedSequence:
         return CachedSequence(self._engine, self._loop)
 
     def check_files(self) -> None:

@@ -36,10 +36,10 @@ class PromptLookup:
         if self._match < 0:
             return []
         start, end = self._match + 1, len(self._tokens)
-        found = self._tokens[start : start + count]
-        while len(found) < count:
-            found += found[len(found) - (end - start) :][: count - len(found)]
-        return found
+        tokens = self._tokens[start : start + count]
+        while len(tokens) < count:
+            tokens += tokens[len(tokens) - (end - start) :][: count - len(tokens)]
+        return tokens
 
     def _add(self, token: int) -> None:
         place = len(self._tokens)

@@ -88,12 +88,12 @@ class Draft:
 
     def pieces(self) -> list[list[int]]:
         """Rewinds rejected draft tokens; the tokens to feed to catch up with the last token."""
-        held, place = self.sequence.tokens, self._agreed
-        most = min(len(held), len(self.tokens) - 1)
-        while place < most and held[place] == self.tokens[place]:
+        sequence_tokens, place = self.sequence.tokens, self._agreed
+        most = min(len(sequence_tokens), len(self.tokens) - 1)
+        while place < most and sequence_tokens[place] == self.tokens[place]:
             place += 1
-        if len(held) > place:
-            self.sequence.rewind_by(len(held) - place)
+        if len(sequence_tokens) > place:
+            self.sequence.rewind_by(len(sequence_tokens) - place)
         self._agreed = len(self.tokens)
         return [self.tokens[at : at + self._chunk] for at in range(place, len(self.tokens), self._chunk)]
 
@@ -158,8 +158,8 @@ class Speculator:
             self._draft.tokens.append(token)
         if self._pending:
             draft_token, kind = self._pending.pop(0)
-            for seen, place in ((self._experience.confidences, kind), (self._experience.drafts, 0)):
-                seen.note(place, is_right=draft_token == token)
+            for acceptance, place in ((self._experience.confidences, kind), (self._experience.drafts, 0)):
+                acceptance.note(place, is_right=draft_token == token)
             if draft_token != token:
                 self._pending.clear()
 
@@ -171,8 +171,8 @@ class Speculator:
         if (room := self._room()) is not None:
             most = min(most, room - 1)
         most = max(0, min(most, MAX_DRAFT_TOKENS))
-        if self._uses_lookup and (found := self._lookup_tokens(most)):
-            return found
+        if self._uses_lookup and (draft_tokens := self._lookup_tokens(most)):
+            return draft_tokens
         if self._draft is None or not self._draft.is_ready():
             return ()
         return (yield from self._draft_tokens(self._draft, most))
@@ -186,7 +186,7 @@ class Speculator:
             if step.fed > 1 or self._drafted or self._is_rewound:
                 expected = costs.of(step.fed) + self._drafted * costs.draft + self._is_rewound * costs.rewound
                 spent = costs.clipped(step.total_s - self._free_s, expected) if is_alone else expected
-                self._balance += step.chosen * self._undrafted() - spent
+                self._balance += step.chosen * self._plain_cost() - spent
             self._experience.balance = self._balance
         self._is_rewound = step.chosen < step.fed
 
@@ -206,7 +206,7 @@ class Speculator:
         shares: the probability of each to be right, when those before it are. each: what making one costs.
         """
         costs, reach, expected = self._costs, 1.0, 1.0
-        undrafted = self._undrafted()
+        undrafted = self._plain_cost()
         best, value = 0, (_MARGIN if self._together() == 1 else _MARGIN_BESIDE) / undrafted
         for count, share in enumerate(shares, start=1):
             reach *= share
@@ -218,7 +218,7 @@ class Speculator:
                 best, value = count, gain
         return best, value
 
-    def _undrafted(self) -> float:
+    def _plain_cost(self) -> float:
         """What a token takes without drafts, in steps of one: a run of rows takes about what as many tokens do."""
         together = min(self._together(), MAX_DRAFT_TOKENS + 1)
         return self._costs.of(together) / together
@@ -226,39 +226,39 @@ class Speculator:
     def _draft_tokens(self, draft: Draft, most: int) -> FeedGenerator:
         most = min(most, draft.context - len(draft.tokens))
         costs, average = self._costs, self._experience.drafts.of(0)
-        wanted, _ = self._worth((average for _ in range(most)), each=costs.draft)
-        if not wanted:
+        count, _ = self._worth((average for _ in range(most)), each=costs.draft)
+        if not count:
             # once in a while, to learn whether it would pay by now
-            wanted = int(most > 0 and self._balance > 2 * (costs.of(2) + costs.draft + costs.rewound - 1))
-        found: list[int] = []
-        draft.want(wanted)
-        pieces = draft.pieces() if wanted else []
+            count = int(most > 0 and self._balance > 2 * (costs.of(2) + costs.draft + costs.rewound - 1))
+        draft_tokens: list[int] = []
+        draft.want(count)
+        pieces = draft.pieces() if count else []
         reach = 1.0
-        while len(found) < wanted:
+        while len(draft_tokens) < count:
             for draft_token, share in (yield from self._guesses(draft, pieces)):
                 kind = min(int(share * _FIFTHS), _FIFTHS - 1)
                 self._pending.append((draft_token, kind))
                 reach *= self._experience.confidences.of(kind)
-                if found and reach < costs.of(len(found) + 2) - costs.of(len(found) + 1):
-                    return found  # it costs more to feed than it will give
-                found.append(draft_token)
+                if draft_tokens and reach < costs.of(len(draft_tokens) + 2) - costs.of(len(draft_tokens) + 1):
+                    return draft_tokens  # it costs more to feed than it will give
+                draft_tokens.append(draft_token)
             if draft.guesses_on:
                 break
-            pieces = [found[-1:]]
-        return found
+            pieces = [draft_tokens[-1:]]
+        return draft_tokens
 
     def _guesses(
         self, draft: Draft, pieces: Sequence[list[int]]
     ) -> Generator[Feed, Sequence[Logits], Sequence[tuple[int, float]]]:
         """What it guesses behind the last of these."""
-        found: Sequence[tuple[int, float]] = ()
+        guesses: Sequence[tuple[int, float]] = ()
         for piece in pieces:
             started_s = time.perf_counter()
             rows = yield Feed(draft.sequence, piece)
             if piece is pieces[-1]:
-                found = draft.guesses(rows[-1])
-            self._clock(len(piece), time.perf_counter() - started_s, max(1, len(found)))
-        return found
+                guesses = draft.guesses(rows[-1])
+            self._clock(len(piece), time.perf_counter() - started_s, max(1, len(guesses)))
+        return guesses
 
     def _clock(self, fed: int, seconds: float, guessed: int) -> None:
         """Takes a feed of the draft model; those that read a prompt are no step, the first ones are to learn from."""

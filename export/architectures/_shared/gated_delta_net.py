@@ -128,13 +128,13 @@ def stretches(parts: Parts, where: str, hidden: int, pieces: dict[str, int], *, 
     pieces: rows, by name.
     """
     total, start = sum(pieces.values()), 0
-    found: list[Linear] = []
+    linears: list[Linear] = []
     for name, rows in pieces.items():
         block = rows // groups
         origin = Origin(rows=total, start=start, block=block, stride=total // groups)
-        found.append(parts.linear(f"attention.{name}", f"{_PLACE}.{where}", rows, hidden, origin=origin))
+        linears.append(parts.linear(f"attention.{name}", f"{_PLACE}.{where}", rows, hidden, origin=origin))
         start += block
-    return tuple(found)
+    return tuple(linears)
 
 
 def whole(parts: Parts, name: str, where: str, rows: int, hidden: int) -> Linear:

@@ -133,8 +133,8 @@ def _attention(parts: Parts, *, is_clipped: bool) -> Attention:
         return replace(linear, clip=linear.source.removesuffix(".linear")) if is_clipped else linear
 
     def norm(part: str, where: str) -> Norm:
-        found = RMS.named(parts.config, f"{parts.name}.attention.{part}", f"{parts.source}.{where}", sizes.head_dim)
-        return replace(found, origin=Origin(rows=found.size, head_rows=found.size, partial_halves=axes))
+        rms = RMS.named(parts.config, f"{parts.name}.attention.{part}", f"{parts.source}.{where}", sizes.head_dim)
+        return replace(rms, origin=Origin(rows=rms.size, head_rows=rms.size, partial_halves=axes))
 
     names = parts.names
     return Attention(

@@ -20,11 +20,11 @@ def activation(
     config: Config, key: str = "hidden_act", default: str = "silu", names: Mapping[str, str] = ACTIVATIONS
 ) -> str:
     """The name by which embedllm/package/architecture knows what config.json calls for. Raises UnsupportedModel."""
-    found = config.text(key, default)
-    if found not in names:
-        family, known = config.text("model_type", ""), ", ".join(names)
-        raise UnsupportedModel(f"{key} is '{found}'; the {family} description knows {known}.")
-    return names[found]
+    name = config.text(key, default)
+    if name not in names:
+        family, choices = config.text("model_type", ""), ", ".join(names)
+        raise UnsupportedModel(f"{key} is '{name}'; the {family} description knows {choices}.")
+    return names[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class Parts:
         """The matrices of q, k and v. groups, pairs: of Shape."""
         sizes, names = self.sizes, self.names
         counts = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
-        found: list[Linear] = []
+        linears: list[Linear] = []
         start, stride = 0, sum(counts) * sizes.head_dim // groups
         for part, where, heads in zip("qkv", (names.q, names.k, names.v), counts, strict=True):
             rows = heads * sizes.head_dim
@@ -183,8 +183,8 @@ class Parts:
                                 head_rows=head, interleaved=rotary)  # fmt: skip
                 start += block
             place = names.qkv or where
-            found.append(self.linear(f"attention.{part}", place, rows, sizes.hidden, bias=bias, origin=origin))
-        return found[0], found[1], found[2]
+            linears.append(self.linear(f"attention.{part}", place, rows, sizes.hidden, bias=bias, origin=origin))
+        return linears[0], linears[1], linears[2]
 
     def mlp(self, inner: int, activation: str, *, bias: bool = False) -> Mlp:
         """The layer's mlp of `inner` values."""

@@ -53,11 +53,11 @@ def per_layer_input(parts: Parts, size: int, activation: str) -> PerLayerInput:
 def kv_sources(config: Config, sliding: Sequence[bool]) -> list[int | None]:
     """The layer whose keys and values each layer reads: of the last ones, the last before them of their kind."""
     count = config.integer("num_kv_shared_layers", 0, least=0)
-    kept = max(len(sliding) - count, 0)
-    last = {kind: index for index, kind in enumerate(sliding[:kept])}
+    own_count = max(len(sliding) - count, 0)
+    last = {kind: index for index, kind in enumerate(sliding[:own_count])}
     if not set(sliding) <= set(last):
         raise ExportError(
             f"config.json: the last {count} of {len(sliding)} layers read the keys and values of earlier ones "
             "('num_kv_shared_layers'), and some have none of their kind before them ('layer_types')."
         )
-    return [None if index < kept else last[kind] for index, kind in enumerate(sliding)]
+    return [None if index < own_count else last[kind] for index, kind in enumerate(sliding)]

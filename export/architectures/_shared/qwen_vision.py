@@ -92,14 +92,14 @@ def with_vision(decoder: Decoder, config: Config, shape: VisionShape, *, interle
     token = config.integer("image_token_id", 151655, least=0)
     if token >= decoder.vocabulary:
         raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
-    seen = _described(vision.filled(shape.defaults), shape, decoder, token)
-    if len(seen.deepstack) >= len(decoder.layers):
+    encoder = _describe(vision.filled(shape.defaults), shape, decoder, token)
+    if len(encoder.deepstack) >= len(decoder.layers):
         raise UnsupportedModel(
-            f"deepstack_visual_indexes has {len(seen.deepstack)} layers; expected fewer than the "
+            f"deepstack_visual_indexes has {len(encoder.deepstack)} layers; expected fewer than the "
             f"{len(decoder.layers)} of the text model."
         )
     mrope = Mrope(sections=_sections(config, decoder), interleaved=interleaved)
-    return replace(decoder, vision=seen, rope=replace(decoder.rope, mrope=mrope))
+    return replace(decoder, vision=encoder, rope=replace(decoder.rope, mrope=mrope))
 
 
 def _sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ def _sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
     )
 
 
-def _described(config: Config, shape: VisionShape, decoder: Decoder, token: int) -> DynamicVision:
+def _describe(config: Config, shape: VisionShape, decoder: Decoder, token: int) -> DynamicVision:
     config = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads", **shape.keys})
     sizes = Sizes.of(config.replaced({"vocab_size": 1}))
     merge, patch = config.integer("spatial_merge_size"), config.integer("patch_size")

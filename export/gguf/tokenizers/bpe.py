@@ -55,9 +55,9 @@ def _splits(regexes: Sequence[str]) -> list[dict[str, object]]:
 def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     name = vocabulary.values.get("pre")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        found = "no pre-tokenizer" if name is None else f"unknown pre-tokenizer '{name}'"
+        problem = "no pre-tokenizer" if name is None else f"unknown pre-tokenizer '{name}'"
         raise ExportError(
-            f"'{vocabulary.place}': {found} ({PREFIX}pre); known: {', '.join(PRE_TOKENIZERS)}."
+            f"'{vocabulary.place}': {problem} ({PREFIX}pre); known: {', '.join(PRE_TOKENIZERS)}."
             f"{nearest(str(name), PRE_TOKENIZERS)} Take a newer file of the model, or the checkpoint that it was "
             "made from."
         )
@@ -97,19 +97,19 @@ def _merges(vocabulary: Vocabulary) -> list[list[str]]:
             f"'{vocabulary.place}' has neither '{PREFIX}merges' nor scores that tell its tokens apart "
             f"('{PREFIX}scores'); expected one of them. Try the checkpoint that the file was made from."
         )
-    known = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] == NORMAL}
-    found: list[tuple[float, int, int, list[str]]] = []
-    for text, at in known.items():
+    token_ids = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] == NORMAL}
+    merges: list[tuple[float, int, int, list[str]]] = []
+    for text, at in token_ids.items():
         if len(text) > _MOST_CHARACTERS:  # all cuts of it are tried
             raise ExportError(
                 f"token {at} of '{vocabulary.place}' has {len(text):,} characters; expected {_MOST_CHARACTERS:,} at "
                 "most. The file is damaged, or is no model."
             )
         pairs = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
-        pairs = sorted((pair for pair in pairs if pair[0] in known and pair[1] in known),
-                       key=lambda pair: (known[pair[0]], known[pair[1]]))  # fmt: skip
-        found += [(scores[at], len(first), len(second), [first, second]) for first, second in pairs]
-    return [each[3] for each in sorted(found, key=lambda each: each[:3], reverse=True)]
+        pairs = sorted((pair for pair in pairs if pair[0] in token_ids and pair[1] in token_ids),
+                       key=lambda pair: (token_ids[pair[0]], token_ids[pair[1]]))  # fmt: skip
+        merges += [(scores[at], len(first), len(second), [first, second]) for first, second in pairs]
+    return [each[3] for each in sorted(merges, key=lambda each: each[:3], reverse=True)]
 
 
 def _bpe(vocabulary: Vocabulary, model: Mapping[str, object], *, normalizer: object, pre_tokenizer: object,

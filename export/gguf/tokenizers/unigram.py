@@ -78,10 +78,10 @@ def _charsmap(vocabulary: Vocabulary) -> bytes | None:
 
     Raises ExportError for one that leads outside of these, which would be found out in the middle of a text.
     """
-    said = vocabulary.values.get(_CHARSMAP)
-    if said is None:
+    charsmap = vocabulary.values.get(_CHARSMAP)
+    if charsmap is None:
         return None
-    data = said.tobytes() if isinstance(said, np.ndarray) and said.dtype in (np.uint8, np.int8) else b""
+    data = charsmap.tobytes() if isinstance(charsmap, np.ndarray) and charsmap.dtype in (np.uint8, np.int8) else b""
     size = int.from_bytes(data[:_LENGTH], "little")
     if size % 4 or not 0 < size <= len(data) - _LENGTH or not _is_closed(data[_LENGTH:][:size], data[_LENGTH + size :]):
         raise ExportError(

@@ -34,18 +34,18 @@ class Vocabulary:
 
     def special(self, role: str) -> int | None:
         """The token of a role; None where there is none, or none of the vocabulary."""
-        found = self.values.get(_ROLES.get(role, f"{role}_token_id"))
-        return found if type(found) is int and 0 <= found < len(self.tokens) else None
+        token = self.values.get(_ROLES.get(role, f"{role}_token_id"))
+        return token if type(token) is int and 0 <= token < len(self.tokens) else None
 
     def takes_spaces(self, token: str) -> bool:
         """Whether a mark takes away the spaces behind it; GGUF does not say it."""
         return any(name in self.name.lower() for name in _TAKING) and token not in _NOT_TAKING
 
     def flag(self, name: str, default: bool) -> bool:
-        found = self.values.get(name, default)
-        if not isinstance(found, bool):
-            raise ExportError(f"'{self.place}': '{PREFIX}{name}' is {found!r}; expected true or false.")
-        return found
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise ExportError(f"'{self.place}': '{PREFIX}{name}' is {value!r}; expected true or false.")
+        return value
 
 
 def read_vocabulary(metadata: Mapping[str, object], place: str) -> Vocabulary:
@@ -80,8 +80,12 @@ def read_vocabulary(metadata: Mapping[str, object], place: str) -> Vocabulary:
 def _numbers(values: object, key: str, count: int, place: str) -> tuple[float, ...] | None:
     if values is None:
         return None
-    found = values.tolist() if hasattr(values, "tolist") else values  # type: ignore[union-attr]  # NumPy's array
-    if not isinstance(found, Sequence) or len(found) != count or any(isinstance(each, str | list) for each in found):
-        said = f"{len(found)} entries" if isinstance(found, Sequence) else repr(found)
-        raise ExportError(f"'{place}': '{PREFIX}{key}' has {said}; expected {count} numbers, one a token.")
-    return tuple(cast("Sequence[float]", found))
+    numbers = values.tolist() if hasattr(values, "tolist") else values  # type: ignore[union-attr]  # NumPy's array
+    if (
+        not isinstance(numbers, Sequence)
+        or len(numbers) != count
+        or any(isinstance(each, str | list) for each in numbers)
+    ):
+        description = f"{len(numbers)} entries" if isinstance(numbers, Sequence) else repr(numbers)
+        raise ExportError(f"'{place}': '{PREFIX}{key}' has {description}; expected {count} numbers, one a token.")
+    return tuple(cast("Sequence[float]", numbers))

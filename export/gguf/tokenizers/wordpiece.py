@@ -23,7 +23,7 @@ _FEW = 0.01
 
 def word_piece(vocabulary: Vocabulary) -> dict[str, object]:
     """Raises ExportError where tokens are missing that mark the ends of a text, or what is unknown."""
-    tokens = tuple(_spelled(text, kind) for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True))
+    tokens = tuple(_spell(text, kind) for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True))
     if len(set(tokens)) != len(tokens):
         raise ExportError(
             f"'{vocabulary.place}': '{PREFIX}tokens' has words twice, with U+2581 in front and in brackets. Try the "
@@ -55,7 +55,7 @@ def word_piece(vocabulary: Vocabulary) -> dict[str, object]:
     )
 
 
-def _spelled(text: str, kind: int) -> str:
+def _spell(text: str, kind: int) -> str:
     """As BERT's vocabulary has it; older files have all in brackets as it is, and do not say what is a mark."""
     if kind == CONTROL:
         return text
@@ -70,9 +70,9 @@ def _is_mark(text: str) -> bool:
 
 def _mark(vocabulary: Vocabulary, roles: Sequence[str], text: str) -> int:
     """The token of the first of some roles that the file has, or that is spelled so."""
-    said = [at for role in roles if (at := vocabulary.special(role)) is not None]
-    if said:
-        return said[0]
+    tokens = [at for role in roles if (at := vocabulary.special(role)) is not None]
+    if tokens:
+        return tokens[0]
     if text in vocabulary.tokens:
         return vocabulary.tokens.index(text)
     raise ExportError(
