@@ -254,10 +254,13 @@ def test_an_epsilon_that_a_text_config_leaves_out_is_llama_s(family: str) -> Non
     assert describe(Config({**config(family), "text_config": text})).norm.epsilon == 1e-6
 
 
-@pytest.mark.parametrize(("whole", "text"), [(True, False), (False, True)])
-def test_the_head_of_a_mistral3_is_tied_as_its_whole_config_says(whole: bool, text: bool) -> None:
-    values = {**config("mistral3", tie_word_embeddings=text), "tie_word_embeddings": whole}
-    assert describe(Config(values)).tied == whole
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe", "smolvlm"])
+def test_a_head_is_tied_as_the_whole_config_says(family: str, whole: bool) -> None:
+    """What 'text_config' says counts only where the whole one says nothing, as in transformers."""
+    values = config(family, tie_word_embeddings=not whole)
+    assert describe(Config({**values, "tie_word_embeddings": whole})).tied == whole
+    assert describe(Config(values)).tied != whole
 
 
 def test_rotations_of_their_own_are_kept_apart() -> None:
