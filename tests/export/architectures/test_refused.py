@@ -254,6 +254,15 @@ def test_an_epsilon_that_a_text_config_leaves_out_is_llama_s(family: str) -> Non
     assert describe(Config({**config(family), "text_config": text})).norm.epsilon == 1e-6
 
 
+def test_a_rotation_that_an_apertus_leaves_out_is_transformers_default() -> None:
+    """Saved configs leave out what is the default; a base beside it is followed."""
+    given = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 8192}  # fmt: skip
+    assert described("apertus").rope == described("apertus", rope_scaling=given).rope
+    assert described("apertus").rope.scaling is not None
+    assert described("apertus", rope_parameters={"rope_type": "default"}).rope.scaling is None
+
+
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe", "smolvlm"])
 def test_a_head_is_tied_as_the_whole_config_says(family: str, whole: bool) -> None:
