@@ -245,13 +245,16 @@ def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None
         describe(Config({"model_type": family}))
 
 
-@pytest.mark.parametrize("family", ["idefics3", "smolvlm"])
-def test_an_epsilon_that_a_text_config_leaves_out_is_llama_s(family: str) -> None:
-    """Not that of a config without 'text_config'."""
-    text = config(family)["text_config"]
+@pytest.mark.parametrize(
+    ("family", "epsilon"), [("idefics3", 1e-6), ("smolvlm", 1e-6), ("qwen2_vl", 1e-5), ("qwen2_5_vl", 1e-5)]
+)
+def test_an_epsilon_that_a_config_leaves_out_is_that_of_transformers(family: str, epsilon: float) -> None:
+    """Of Idefics 3 not that of a config without 'text_config'."""
+    values = config(family)
+    text = values.get("text_config", values)
     assert isinstance(text, dict)
     text.pop("rms_norm_eps", None)
-    assert describe(Config({**config(family), "text_config": text})).norm.epsilon == 1e-6
+    assert describe(Config(values)).norm.epsilon == epsilon
 
 
 def test_a_rotation_that_an_apertus_leaves_out_is_transformers_default() -> None:
