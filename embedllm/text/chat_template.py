@@ -59,7 +59,8 @@ class ChatTemplate:
         self._forms: dict[bool, ContentForm] = {}
         sources = "".join(self.templates.values())
         self.takes_documents = "documents" in sources
-        self._tells_calls_by_none = "tool_calls" in sources and _TESTS_NONE.search(sources) is not None
+        self._tests_none = "tool_calls" in sources and _TESTS_NONE.search(sources) is not None
+        self._takes_none: dict[bool, bool] = {}
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -115,7 +116,7 @@ class ChatTemplate:
         marks: finds them; None: the template is taken to have written all of the prompt.
         """
         chat = _messages(messages)
-        if self._tells_calls_by_none:
+        if self._tests_none and self._takes_calls_by_none(with_tools=tools is not None):
             _without_text_as_none(chat)
         final_text = _mark_end(chat[-1]) if continue_final_message else None
         template = self._template(with_tools=tools is not None)
@@ -151,6 +152,30 @@ class ChatTemplate:
         except TemplateError:
             return False
         return _MARK.rstrip() in shown and not re.search(r"[\"']type[\"']", shown)
+
+    def _takes_calls_by_none(self, *, with_tools: bool) -> bool:
+        """Whether it writes calls of a message whose content is none. Asked by rendering some, once.
+
+        Some that test for none (Ministral 3's) then take the length of the content.
+        """
+        if with_tools not in self._takes_none:
+            both: tuple[JSON, JSON] = ({}, "{}")  # arguments as templates want them
+            self._takes_none[with_tools] = any(self._writes_call(arguments, with_tools) for arguments in both)
+        return self._takes_none[with_tools]
+
+    def _writes_call(self, arguments: JSON, with_tools: bool) -> bool:
+        name = "none_or_text"
+        call: JSON = {"id": "aaaaaaaaa", "type": "function", "function": {"name": name, "arguments": arguments}}
+        messages: list[JSON] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+        given: dict[str, JSON] = {**self.tokens, "messages": messages, "tools": [] if with_tools else None,
+                                  "documents": None, "add_generation_prompt": False}  # fmt: skip
+        try:
+            return name in self._template(with_tools=with_tools).render(given)
+        except TemplateError:
+            return False
 
     def _template(self, *, with_tools: bool) -> SandboxedTemplate:
         """The template to use, compiled."""

@@ -10,8 +10,14 @@ from embedllm.package.architecture.decoder import Decoder
 
 NAMES = Names(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm", gate="")
 
+# of a config without a section of RoPE: transformers leaves out what is its default
+_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192}  # fmt: skip
+
 
 def describe(config: Config) -> Decoder:
+    if config.section("rope_parameters") is None and config.section("rope_scaling") is None:
+        config = config.replaced({"rope_scaling": _ROPE})
     bias = config.flag("attention_bias", False)
     shape = Shape(
         model_type="apertus",

@@ -29,7 +29,7 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     sliding = sliding_layers(config, all_but_every(config.integer("sliding_window_pattern", 6)))
     shape = Shape(
         model_type=model_type,
-        names=replace(NAMES, model=place),
+        names=replace(NAMES, model=place, head=f"{place.removesuffix('model')}{NAMES.head}"),
         norm=NormKind(weight_offset=1.0),
         qkv_bias=bias,
         o_bias=bias,

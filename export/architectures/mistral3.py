@@ -9,6 +9,7 @@ from embedllm.export.architectures import ministral3
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.pixtral import describe_pixtral
+from embedllm.export.architectures._shared.vision_language import with_tie_of
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 
@@ -34,9 +35,7 @@ def describe(config: Config) -> Decoder:
 
 def _text(config: Config, text: Config) -> Decoder:
     kind = text.text("model_type", "mistral")
-    if config.has("tie_word_embeddings"):
-        text = text.replaced({"tie_word_embeddings": config.flag("tie_word_embeddings")})
-    text = text.replaced({"model_type": "mistral3"})  # what messages call it
+    text = with_tie_of(config, text).replaced({"model_type": "mistral3"})  # what messages call it
     if kind == "ministral3":
         return ministral3.describe_text(text, "mistral3", _PLACE)
     if kind not in ("mistral", "llama"):  # files of Mistral Small in GGUF call it llama

@@ -10,4 +10,5 @@ from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    return with_vision(describe_text(text_of(config), "qwen2_vl"), config, QWEN2)
+    text = text_of(config).filled({"rms_norm_eps": 1e-5})
+    return with_vision(describe_text(text, "qwen2_vl"), config, QWEN2)

@@ -54,6 +54,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "residual_scale": ("residual_multiplier",),
     "embedding_scale": ("embedding_multiplier",),
 }
+_SCALES = ("expert_weights_scale", "residual_scale", "embedding_scale")  # 0 is none, as in llama.cpp
 _KNOWN = {**FAMILIES, **ENCODERS}
 # What every family takes: those of its sizes, those that are read elsewhere, and those of no consequence
 _COMMON = {
@@ -97,6 +98,7 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
             "what they compute. Try the checkpoint that it was made from.",
             model_type=name,
         )
+    metadata = {key: value for key, value in metadata.items() if value or key not in _SCALES}
     own = Config(metadata, f"'{model.path}', {prefix}*")
     if family.gating is not None and own.integer(GATING, family.gating) != family.gating:
         raise UnsupportedModel(
@@ -112,7 +114,8 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
                 f"and 'rope.freq_base' {base:g}; for such models one base for all layers is known.",
                 model_type=name,
             )
-    config: dict[str, object] = {theirs: value for key, value in metadata.items() for theirs in _KEYS.get(key, ())}
+    config: dict[str, object] = {"routed_scaling_factor": 1.0}
+    config |= {theirs: value for key, value in metadata.items() for theirs in _KEYS.get(key, ())}
     config |= {key: value for key, value in family.values.items() if key not in config}
     config |= _read_off(model, own, _sizes(model, own), family)
     config["model_type"] = family.model_type

@@ -43,7 +43,7 @@ def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, objec
     if _LONG in model.tensors:
         return _long(_values(model, _SHORT), _values(model, _LONG), trained, attention)
     is_plain = attention in (None, 1.0)
-    if is_plain and (not factor or kind in ("none", "longrope")):
+    if is_plain and (kind == "none" or not factor or (kind == "longrope" and factor == 1)):
         return {} if trained == context else {_TRAINED: trained}
     if is_plain and kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}

@@ -105,6 +105,20 @@ def test_calls_without_text_are_written_by_templates_that_test_for_none(content:
     assert ChatTemplate(others).render(messages) == "<user>q<assistant><tool>sunny<assistant>It is sunny."
 
 
+# a template in the manner of Ministral 3's own, which takes the length of a content that it has tested for none
+LENGTH_OF_NONE = """
+{%- for m in messages -%}<{{ m['role'] }}>
+{%- if m['role'] == 'assistant' and m['content'] is none and not m['tool_calls'] %}{{ raise_exception('empty') }}
+{%- elif m['content'] | length > 0 %}{{ m['content'] }}{% endif -%}
+{%- for call in m['tool_calls'] or [] %}<call>{{ call['function']['name'] }}{% endfor -%}
+{%- endfor -%}"""
+
+
+def test_calls_without_text_stay_text_where_a_template_fails_on_none() -> None:
+    right = "<user>q<assistant><call>weather<tool>sunny<assistant>It is sunny."
+    assert ChatTemplate(LENGTH_OF_NONE).render(calls_without_text({"content": ""})) == right
+
+
 @pytest.mark.peer
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)

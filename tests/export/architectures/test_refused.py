@@ -245,19 +245,34 @@ def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None
         describe(Config({"model_type": family}))
 
 
-@pytest.mark.parametrize("family", ["idefics3", "smolvlm"])
-def test_an_epsilon_that_a_text_config_leaves_out_is_llama_s(family: str) -> None:
-    """Not that of a config without 'text_config'."""
-    text = config(family)["text_config"]
+@pytest.mark.parametrize(
+    ("family", "epsilon"), [("idefics3", 1e-6), ("smolvlm", 1e-6), ("qwen2_vl", 1e-5), ("qwen2_5_vl", 1e-5)]
+)
+def test_an_epsilon_that_a_config_leaves_out_is_that_of_transformers(family: str, epsilon: float) -> None:
+    """Of Idefics 3 not that of a config without 'text_config'."""
+    values = config(family)
+    text = values.get("text_config", values)
     assert isinstance(text, dict)
     text.pop("rms_norm_eps", None)
-    assert describe(Config({**config(family), "text_config": text})).norm.epsilon == 1e-6
+    assert describe(Config(values)).norm.epsilon == epsilon
 
 
-@pytest.mark.parametrize(("whole", "text"), [(True, False), (False, True)])
-def test_the_head_of_a_mistral3_is_tied_as_its_whole_config_says(whole: bool, text: bool) -> None:
-    values = {**config("mistral3", tie_word_embeddings=text), "tie_word_embeddings": whole}
-    assert describe(Config(values)).tied == whole
+def test_a_rotation_that_an_apertus_leaves_out_is_transformers_default() -> None:
+    """Saved configs leave out what is the default; a base beside it is followed."""
+    given = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 8192}  # fmt: skip
+    assert described("apertus").rope == described("apertus", rope_scaling=given).rope
+    assert described("apertus").rope.scaling is not None
+    assert described("apertus", rope_parameters={"rope_type": "default"}).rope.scaling is None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe", "smolvlm"])
+def test_a_head_is_tied_as_the_whole_config_says(family: str, whole: bool) -> None:
+    """What 'text_config' says counts only where the whole one says nothing, as in transformers."""
+    values = config(family, tie_word_embeddings=not whole)
+    assert describe(Config({**values, "tie_word_embeddings": whole})).tied == whole
+    assert describe(Config(values)).tied != whole
 
 
 def test_rotations_of_their_own_are_kept_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package
+from tests.support.families import FAMILIES, make_checkpoint
 from tests.support.tiny import tiny_checkpoint
 
 Tensors = dict[str, np.ndarray]
@@ -67,6 +69,36 @@ def test_a_head_beside_the_flag_is_read_as_transformers_reads_it(
     assert package.decoder.tied is is_tied
     found = ReferenceEngine(package).open().feed_all(TOKENS)
     assert np.abs(found - right).max() <= 1e-4 * right.std()
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [("gemma3", "language_model."), ("gemma4", ""), ("mistral3", "language_model."), ("qwen3_5", "")],
+)
+def test_a_head_beside_the_flags_of_a_model_that_sees_is_read_as_transformers_reads_it(
+    family: str, place: str, tmp_path: Path
+) -> None:
+    """Of the whole config, and of its 'text_config'."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    case = FAMILIES[family]
+    text = {**cast("dict[str, object]", case.values["text_config"]), "tie_word_embeddings": True}
+    values = {**case.values, "text_config": text, "tie_word_embeddings": True}
+    make_checkpoint(tmp_path, dataclasses.replace(case, values=values))
+    table = "model.embed_tokens.weight" if place else "model.language_model.embed_tokens.weight"
+
+    def own(tensors: Tensors) -> None:
+        shape = tensors[f"{place}{table}"].shape
+        tensors[f"{place}lm_head.weight"] = np.random.default_rng(4).normal(0, 0.3, shape).astype(np.float32)
+
+    folder = convert(edited(tmp_path, own), tmp_path / "out", Recipe(bits=32))
+    peer = getattr(transformers, case.config_class).from_pretrained(tmp_path)
+    auto = transformers.AutoModelForImageTextToText if peer.vision_config else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        right = model(torch.tensor([TOKENS])).logits[0].numpy()
+    found = ReferenceEngine(open_package(folder)).open().feed_all(TOKENS)
+    assert np.abs(found - right).max() <= 1e-3 * right.std()
 
 
 def test_a_vector_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -198,6 +198,8 @@ def test_what_files_say_in_other_words_is_that_family(
     ("falcon_h1 norm", {"falcon-h1.ssm.group_count": 1}, ExportError, "ssm_conv1d.weight' is"),
     ("deepseek_v2 lite", {"deepseek2.attention.kv_lora_rank": None}, ExportError, "has no 'attention.kv_lora_rank'"),
     ("olmo3", {"olmo2.rope.freq_base_swa": 2e4}, UnsupportedModel, "base_swa' is 20000 and 'rope.freq_base' 10000"),
+    ("phi3", {"phi3.rope.scaling.type": "longrope", "phi3.rope.scaling.factor": 4.0}, UnsupportedModel,
+     "by 'longrope' with factor 4"),
     ("llama", {"llama.rope.scaling.attn_factor": 1.3}, UnsupportedModel, "by 'none' .*attention factor 1.3"),
     ("llama", {"llama.rope.scaling.factor": 2.0, "llama.rope.scaling.attn_factor": 1.3}, UnsupportedModel,
      "by 'linear' with factor 2 and attention factor 1.3"),
@@ -208,6 +210,20 @@ def test_what_files_do_not_say_is_not_guessed(
     file = write_gguf(tmp_path / "m.gguf", checkpoint(tmp_path, name), more=more)
     with pytest.raises(error, match=message):
         convert(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [None, 0.0])
+@pytest.mark.parametrize(("name", "architecture", "keys", "multipliers"), [
+    ("deepseek_v3", "deepseek2", ["expert_weights_scale"], ["routed_scaling_factor"]),
+    ("granite", "granite", ["residual_scale", "embedding_scale"], ["residual_multiplier", "embedding_multiplier"]),
+])  # fmt: skip
+def test_a_scale_of_zero_is_none_as_in_llama_cpp(
+    name: str, architecture: str, keys: list[str], multipliers: list[str], value: float | None, tmp_path: Path
+) -> None:
+    """And so is one that the file leaves out, whatever a config.json without it means."""
+    folder = checkpoint(tmp_path / "hf", name, **dict.fromkeys(multipliers, 1.0))
+    said = {f"{architecture}.{key}": value for key in keys}
+    check_same(write_gguf(tmp_path / "m.gguf", folder, more=said), folder)
 
 
 def test_the_attention_factor_of_yarn_is_that_of_the_file(tmp_path: Path) -> None:
