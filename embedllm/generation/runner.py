@@ -413,6 +413,7 @@ class Runner:
                 special=request.special,
                 kept=request.kept,
                 before=text if request.is_continuation else (),
+                is_whole=request.constraint is not None,
             ),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,
