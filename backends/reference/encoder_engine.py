@@ -65,11 +65,12 @@ class EncoderEngine:
         for places in batches([len(text.ids) for text in texts]):
             if is_cancelled():
                 raise Interrupted
-            if self._run is None:
+            run = self._run  # once: another thread may close it meanwhile
+            if run is None:
                 raise ValueError("this model was closed")
             batch = [texts[place] for place in places]
             inputs, lengths = self._inputs(batch)
-            vectors[places] = self._layers.finished(self._run(inputs), lengths)
+            vectors[places] = self._layers.finished(run(inputs), lengths)
         return vectors
 
     def open(self, capacity: int = 0) -> Session:

@@ -179,8 +179,12 @@ class EngineLoop:
                 del error, answer  # the traceback holds this frame
         return value  # type: ignore[return-value]  # as `work` gave it
 
-    def wait(self, queue: SimpleQueue[T]) -> T:
-        """The next item of a queue that the loop fills. Raises DeviceError when the loop has ended."""
+    def wait(self, queue: SimpleQueue[T], *, iterates: bool = False) -> T:
+        """The next item of a queue that the loop fills. Raises DeviceError when the loop has ended.
+
+        iterates: the thread of another loop, whose step has called this, runs iterations meanwhile, and not only what
+        was posted: a request's own code waits, whose request is out of their way.
+        """
         if self.is_current:  # called by what a step calls: a logits processor, say
             while queue.empty():
                 if not _turn(self._inbox, self._tasks):
@@ -192,6 +196,9 @@ class EngineLoop:
             try:
                 return queue.get(timeout=_WAKE_S if other is None else _SERVE_S)
             except Empty:
+                if other is not None and iterates and not _turn(other, _HERE.tasks, waits=False):
+                    other.put(None)  # for the outer one
+                    raise DeviceError(_ENDING) from None
                 if other is not None:
                     _serve(other)
                 if not self.is_alive and queue.empty():
@@ -243,6 +250,7 @@ class Ticket:
 
 class _Here(threading.local):
     loop: SimpleQueue[Work | None] | None = None  # the inbox of the loop whose thread this is
+    tasks: Sequence[LoopTask] = ()  # its
 
 
 _HERE = _Here()
@@ -254,7 +262,7 @@ _ALL: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
 
 def _run(inbox: SimpleQueue[Work | None], tasks: list[LoopTask], ended: threading.Event) -> None:
     """What the thread does. It holds no EngineLoop, so that one that nobody uses goes, and ends it."""
-    _HERE.loop = inbox
+    _HERE.loop, _HERE.tasks = inbox, tasks
     try:
         while _turn(inbox, tasks):
             pass
@@ -265,10 +273,10 @@ def _run(inbox: SimpleQueue[Work | None], tasks: list[LoopTask], ended: threadin
         ended.set()
 
 
-def _turn(inbox: SimpleQueue[Work | None], tasks: Sequence[LoopTask]) -> bool:
+def _turn(inbox: SimpleQueue[Work | None], tasks: Sequence[LoopTask], *, waits: bool = True) -> bool:
     """One iteration of each scheduler, then what was posted; waits for that when there was nothing else to do.
 
-    False at the end.
+    waits: False: it does not. False at the end.
     """
     is_busy = False
     for scheduler in [*tasks]:
@@ -282,7 +290,7 @@ def _turn(inbox: SimpleQueue[Work | None], tasks: Sequence[LoopTask]) -> bool:
     waits_s = [idle_s for scheduler in tasks if (idle_s := scheduler.idle_s()) is not None]
     idle_s = min([*waits_s, _IDLE_S]) if waits_s else None
     try:
-        while (work := inbox.get(block=not is_busy, timeout=idle_s)) is not None:
+        while (work := inbox.get(block=waits and not is_busy, timeout=idle_s)) is not None:
             is_busy = True
             _do(work)
             del work  # before it waits: it may hold a model

@@ -108,7 +108,7 @@ class Outbox(_Buffered[T]):
         """The items of all, each as soon as it is there, with the place of its outbox. Raises the first error."""
         places = {outbox: place for place, outbox in enumerate(outboxes)}
         while places:
-            outbox, items = loop.wait(outboxes[0]._queue)  # of all of them
+            outbox, items = loop.wait(outboxes[0]._queue, iterates=True)  # of all of them
             for item in items:
                 if isinstance(item, _End):
                     item.check()

@@ -413,6 +413,7 @@ class Runner:
                 special=request.special,
                 mark_tokens=request.mark_tokens,
                 before=text if request.is_continuation else (),
+                is_whole=request.constraint is not None,
             ),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,
@@ -460,6 +461,7 @@ def _end_chunk(chunk: Chunk, job: Job) -> Chunk:
 def _cancelled_in_queue(request: Request, job: Job) -> Chunk:
     """All of a reply that was ended before it was admitted."""
     waited_s = time.monotonic() - job.submitted_s
-    statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=waited_s)
+    statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=waited_s,
+                            dropped_tokens=request.dropped_tokens)  # fmt: skip
     chunk = Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)
     return _end_chunk(chunk, job)

@@ -30,10 +30,10 @@ class SequenceHandle:
         return self._opened[0]
 
     def close(self) -> None:
-        """From any thread; twice is fine."""
+        """From any thread; twice is fine. A request that waits with it opens another one."""
         self._pool.loop.post(partial(_drop_all, self._pool, self._opened))
 
 
 def _drop_all(pool: SequencePool, sequences: list[CachedSequence]) -> None:
-    for sequence in sequences:
-        pool.drop(sequence)
+    while sequences:
+        pool.drop(sequences.pop())

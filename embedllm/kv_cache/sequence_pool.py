@@ -162,7 +162,8 @@ class SequencePool:
         sequence.is_running = False
         sequence.forget_evicted()
         cache = self.prefix_cache
-        is_gone = self._engine is None or sequence.is_dropped  # the model was closed, or what held it
+        # the model was closed, or what held it, now or before
+        is_gone = self._engine is None or sequence.is_dropped or sequence not in self._all
         if is_gone or (sequence.has_failed and to_pool):
             self._discard(sequence)
             return

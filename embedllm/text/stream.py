@@ -27,11 +27,13 @@ class TextStream:
         special: bool = False,
         mark_tokens: frozenset[int] = frozenset(),
         before: Sequence[int] = (),
+        is_whole: bool = False,
     ) -> None:
         """special: with all special tokens. mark_tokens: with these.
 
         before: the tokens of a prompt that is continued: its text and the pieces are then decode() of all tokens, and
         a space between both, which many decoders take off the beginning of a text, stays.
+        is_whole: a character that is incomplete before does not go on in the tokens, and is no part of the pieces.
         """
         self._tokenizer = tokenizer
         self._dropped = frozenset() if special else tokenizer.special_tokens - mark_tokens
@@ -39,9 +41,9 @@ class TextStream:
         self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
         self._emitted_chars = 0  # characters of the window's text that were given out
         self._is_whole = False  # all of them were, and some; then `_emitted_chars` is not kept
-        self._begin(before)
+        self._begin(before, is_whole=is_whole)
 
-    def _begin(self, before: Sequence[int]) -> None:
+    def _begin(self, before: Sequence[int], *, is_whole: bool) -> None:
         """Takes the end of a prompt as given: a few tokens, and all of a run of byte tokens."""
         for token in reversed(before):
             spelling = self._tokenizer.token_text(token)
@@ -53,7 +55,8 @@ class TextStream:
             if len(self._window) >= _WINDOW:
                 break
         if self._window:
-            self._emitted_chars = len(self._decode().rstrip(REPLACEMENT))
+            text = self._decode()
+            self._emitted_chars = len(text if is_whole else text.rstrip(REPLACEMENT))
 
     def push(self, token: int) -> str:
         """Take one token; the text that is certain now, often empty."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from embedllm.generation.engine_loop import EngineLoop
 from embedllm.generation.request import Request, reject_first_only
 from embedllm.generation.runner import Runner
 from embedllm.sampling.options import Sampling
+from embedllm.types import Logits
 from tests.support.fakes import (
     END,
     Bytes,
@@ -203,6 +204,32 @@ def test_two_devices_whose_models_draft_for_each_other_do_not_wait_for_one_anoth
     for thread in threads:
         thread.join(WAIT_S)
     assert found == [1] * 40
+
+
+def test_processors_that_call_the_models_of_each_others_devices_do_not_wait_for_one_another() -> None:
+    runners = [Runner(FakeEngine(whole_history), Bytes()) for _ in range(2)]
+    meeting = threading.Barrier(2)
+    found: list[list[int | None]] = []
+
+    def calling(other: Runner) -> Request:
+        def ask(logits: Logits, seen: Sequence[int]) -> Logits:
+            if len(seen) == 1:
+                meeting.wait(WAIT_S)  # both are in the middle of a step
+                found.append(generate(other, 7, 8))
+            return logits
+
+        return replace(request(5), sampling=Sampling(temperature=0, processors=[ask]))
+
+    def run(runner: Runner, other: Runner) -> None:
+        found.append(tokens(list(runner.stream(calling(other), Cancel()))))
+
+    pairs = [(runners[0], runners[1]), (runners[1], runners[0])]
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(map(str, found)) == sorted(map(str, [alone(5), alone(5), alone(7, 8), alone(7, 8)]))
 
 
 # --- any thread, any task

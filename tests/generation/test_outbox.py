@@ -30,7 +30,7 @@ class Waker:
         self.count += 1
         self.is_awake()
 
-    def wait(self, queue: SimpleQueue[T]) -> T:
+    def wait(self, queue: SimpleQueue[T], *, iterates: bool = False) -> T:
         return queue.get(timeout=WAIT_S)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import pytest
 
-from embedllm import Completion, ContextFull, Conversation, Model, Sampling, load
+from embedllm import Cancel, Completion, ContextFull, Conversation, Model, Sampling, load
 from embedllm.generation.options import ReplyOptions
 from embedllm.generation.request import Request
 from embedllm.model.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest
@@ -129,6 +129,16 @@ def test_a_chat_without_end_drops_its_oldest_turns_and_says_so(llm: Model) -> No
         assert len(set(dropped)) >= 3  # more than once, and not in each turn
         assert len(set(dropped)) < 8
         assert all(reply.statistics.prompt_tokens + 40 <= llm.context for reply in replies)
+
+
+def test_a_turn_that_is_cancelled_before_it_begins_says_what_it_would_not_have_seen(llm: Model) -> None:
+    cancel = Cancel()
+    cancel.cancel()
+    with llm.conversation(SYSTEM, when_full="drop-oldest") as talk:
+        before = talk_for(talk, 8, max_tokens=40)[-1].statistics.dropped_tokens
+        reply = talk.say("and now?", cancel=cancel, max_tokens=5)
+        assert (reply.finish_reason, len(talk.messages)) == ("cancelled", 17)
+        assert reply.statistics.dropped_tokens >= before > 0
 
 
 def test_what_is_seen_is_what_a_fresh_call_with_these_messages_computes(llm: Model) -> None:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from embedllm import Cancel, ContextFull, Conversation, DeviceError, Message, Model, Sampling, TemplateError, load
+from embedllm import (
+    Cancel,
+    Completion,
+    ContextFull,
+    Conversation,
+    DeviceError,
+    Message,
+    Model,
+    Sampling,
+    TemplateError,
+    load,
+)
 from embedllm.generation.options import WhenFull
 from embedllm.generation.outbox import AHEAD
 from embedllm.kv_cache.sequence_pool import CachedSequence
@@ -299,6 +312,27 @@ def test_a_closed_conversation_goes_on_from_its_history(llm: Model) -> None:
         assert 0 < reply.statistics.cached_tokens <= expected.statistics.cached_tokens  # the other one's
         assert reply.tokens == expected.tokens
         assert conversation.messages == other.messages
+
+
+def test_a_turn_that_waits_while_its_conversation_is_closed_has_its_reply(llm: Model) -> None:
+    async def close_early(talk: Conversation) -> Completion:
+        gate = threading.Event()
+        llm.runner.sequences.loop.post(gate.wait)  # what is asked of the loop comes after it
+        turn = asyncio.create_task(talk.asay("and then?", SAMPLING, max_tokens=5))
+        await asyncio.sleep(0)  # it is queued
+        talk.close()
+        gate.set()
+        return await turn
+
+    llm.release()
+    others = llm.runner.call(lambda: llm.runner.sequences.sequences)
+    with llm.conversation() as talk, llm.conversation() as plain:
+        replies = [one.say("one", SAMPLING, max_tokens=5).text for one in (talk, plain)]
+        assert asyncio.run(close_early(talk)).text == plain.say("and then?", SAMPLING, max_tokens=5).text
+        assert talk.messages == plain.messages
+        assert replies[0] == replies[1]
+    gc.collect()
+    assert llm.runner.call(lambda: llm.runner.sequences.sequences) == others
 
 
 def test_a_conversation_ends_with_its_model(tiny_package: Callable[..., Path]) -> None:

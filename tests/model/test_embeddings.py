@@ -241,6 +241,23 @@ def test_a_cancelled_call_stops_before_its_next_run(model: Model) -> None:
         engine.vectors([Tokens([0, 2], [0, 0])], lambda: True)
 
 
+def test_a_model_that_is_closed_in_the_middle_of_a_run_ends_it_and_refuses_the_next(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = model.runner.engine
+    texts, inputs = [Tokens([0, 2], [0, 0])], engine._inputs
+    expected = engine.vectors(texts)
+
+    def close_first(batch: list[Tokens]) -> object:
+        engine.close()  # as another thread may
+        return inputs(batch)
+
+    monkeypatch.setattr(engine, "_inputs", close_first)
+    assert np.array_equal(engine.vectors(texts), expected)
+    with pytest.raises(ValueError, match="this model was closed"):
+        engine.vectors(texts)
+
+
 def test_texts_of_about_the_same_length_run_together() -> None:
     assert list(batches([2, 9, 4])) == [[1, 2, 0]]
     half = BATCH // 2

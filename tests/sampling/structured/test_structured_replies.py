@@ -69,6 +69,13 @@ def test_every_call_follows_the_format(tiny: embedllm.Model) -> None:
         assert talk.messages[-1] == {"role": "assistant", "content": reply.text}
 
 
+def test_a_prompt_that_ends_within_a_character_is_no_part_of_the_value(tiny: embedllm.Model) -> None:
+    prompt = tiny.tokenizer.encode("😀", special=False)[:-1]
+    for seed in range(3):
+        reply = tiny.generate(prompt, seed=seed, temperature=1.0, response_format=["yes", "no"])
+        assert reply.text in ("yes", "no")
+
+
 @pytest.mark.parametrize("speculate", ["lookup", "off"])
 def test_guessed_tokens_follow_the_format_too(demo: embedllm.Model, speculate: Speculate) -> None:
     for seed in range(5):
