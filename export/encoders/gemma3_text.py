@@ -19,8 +19,7 @@ def describe(config: Config) -> Decoder:
     if any(attention.softcap for attention in decoder.attentions):
         raise UnsupportedModel("attn_logit_softcapping is given; an embedding model with it is not described.")
     is_causal = not config.flag("use_bidirectional_attention", False)
-    if is_causal:
-        refuse(config, "is_causal", False)
+    refuse(config, "is_causal", False)  # whose windows transformers makes otherwise than the flag above does
     layers = decoder.layers if is_causal else tuple(_both_sides(layer) for layer in decoder.layers)
     encoder = Encoder(pooling="mean", causal=is_causal)
     return replace(decoder, layers=layers, head=decoder.embedding, logits_softcap=0.0, encoder=encoder)
