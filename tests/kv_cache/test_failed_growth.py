@@ -65,7 +65,7 @@ def test_the_requests_after_cached_kv_found_no_room_are_answered(
     with load(tiny_package("llama", max_position_embeddings=2048), device="cpu") as llm:
         long = llm.generate(LONG, GREEDY, max_tokens=4).tokens
         llm.generate(SHORT, GREEDY, max_tokens=4)  # the KV of the long prompt is in the cache from here on
-        llm.runner.call(llm.runner.sequences.taken([0]).free)  # the next one has room for a few tokens
+        llm.runner.call(llm.runner.sequences.take([0]).free)  # the next one has room for a few tokens
         fails_once()
         with pytest.raises(DeviceError, match="memory of this process is used up"):
             llm.generate(LONG, GREEDY, max_tokens=4)
