@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.sampling.sampler import Picked
@@ -12,6 +12,8 @@ from embedllm.tools.calls import ToolCall, assistant_message
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,22 @@ class Completion:
     def message(self) -> dict[str, JSON]:
         """The reply as a message to append to a conversation, with its reasoning and tool calls."""
         return assistant_message(self.text, self.reasoning, self.tool_calls)
+
+    def parse(self, kind: type[T]) -> T:
+        """The answer as an object of the class that was its response_format: dataclass, TypedDict, Enum, pydantic's.
+
+        Raises ValueError where the text stands for none, as when max_tokens has cut it off.
+        """
+        from embedllm.sampling.structured.response_format import read_reply
+
+        try:
+            return read_reply(self.text, kind)
+        except ValueError as error:
+            name = getattr(kind, "__name__", kind)
+            remedy = " Give the reply more max_tokens." if self.finish_reason == "length" else ""
+            raise ValueError(
+                f"the reply, which ended by '{self.finish_reason}', cannot be read as {name}: {error}.{remedy}"
+            ) from error
 
 
 def collect(chunks: Iterable[Chunk]) -> Completion:

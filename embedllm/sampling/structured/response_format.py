@@ -10,17 +10,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.structured.json_schema import closed
 from embedllm.sampling.structured.regex_classes import python_classes
 from embedllm.text.lone_surrogates import check_text
-from embedllm.text.type_schema import TypeSchemas, has_fields
+from embedllm.text.type_schema import TypeSchemas, from_json, has_fields
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
 
+T = TypeVar("T")
 Kind = Literal["json_schema", "regex", "choices", "lark"]
 
 
@@ -86,7 +87,7 @@ def _of_class(kind: type) -> Source:
     where = f"response_format '{kind.__name__}'"
     if issubclass(kind, enum.Enum):
         TypeSchemas().read(kind, where)  # refuses other values than texts, numbers and the like
-        return _choices([one.value if isinstance(one.value, str) else json.dumps(one.value) for one in kind])
+        return _choices(list(map(_member_text, kind)))
     if hasattr(kind, "__pydantic_fields__"):
         from pydantic import TypeAdapter  # which has made the class
 
@@ -96,6 +97,32 @@ def _of_class(kind: type) -> Source:
     types = TypeSchemas()
     schema = types.read(kind, where)
     return _schema({**schema, "$defs": types.definitions} if types.definitions else schema)
+
+
+def _member_text(member: enum.Enum) -> str:
+    """How a reply names a member of an Enum."""
+    return member.value if isinstance(member.value, str) else json.dumps(member.value)
+
+
+def read_reply(text: str, kind: type[T]) -> T:
+    """The object that a reply stands for, whose response_format was its class.
+
+    Raises ValueError where it stands for none, and for a class that is no response_format.
+    """
+    if issubclass(kind, enum.Enum):
+        member = next((one for one in kind if _member_text(one) == text), None)
+        if member is None:
+            raise ValueError(f"found {text!r}, expected one of {list(map(_member_text, kind))}")
+        return cast("T", member)
+    if hasattr(kind, "model_validate_json"):
+        return cast("Any", kind).model_validate_json(text)
+    if hasattr(kind, "__pydantic_fields__"):
+        from pydantic import TypeAdapter  # which has made the class
+
+        return TypeAdapter(kind).validate_json(text)
+    if not has_fields(kind):
+        raise ValueError("expected a dataclass, a TypedDict, an Enum or a pydantic class")
+    return cast("T", from_json(json.loads(text), kind))
 
 
 def _of_object(fields: Mapping[str, object]) -> Source | None:

@@ -11,7 +11,9 @@ from typing import TypedDict
 
 import pytest
 
-from embedllm.sampling.structured.response_format import ResponseFormat, Source, grammar_source
+from embedllm.generation.chunk import Chunk, Statistics
+from embedllm.generation.completion import collect
+from embedllm.sampling.structured.response_format import ResponseFormat, Source, grammar_source, read_reply
 from embedllm.text.chat_template import JSON
 
 
@@ -135,6 +137,41 @@ def test_a_dataclass_of_pydantics_has_pydantics_schema() -> None:
     assert isinstance(found, dict)
     assert found["properties"]["count"]["exclusiveMinimum"] == 0
     assert (found["required"], found["additionalProperties"]) == (["count"], False)
+
+
+def test_a_reply_is_read_as_the_class_that_it_was_asked_for_by() -> None:
+    assert [read_reply(text, Label) for text in ("good", "null", "3")] == list(Label)
+    assert read_reply('{"label": 3}', Rated) == Rated(Label.THIRD)
+    assert read_reply('{"a": {"label": null, "path": "x"}, "b": 2}', Pair) == {"a": Rated(Label.NONE, "x"), "b": 2}
+    assert read_reply('{"next": {"next": null}}', Node) == Node(Node(None))
+
+
+def test_a_reply_is_read_as_a_class_of_pydantics_by_pydantic() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Counted:
+        count: int = pydantic.Field(gt=0)
+
+    for kind in (pydantic.create_model("Model", count=(int, 7)), pydantic.dataclasses.dataclass(Counted)):
+        assert read_reply('{"count": 4}', kind).count == 4
+        with pytest.raises(ValueError, match="count"):
+            read_reply('{"count": "x"}', kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ('{"label": "go', Rated, "ended by 'length', cannot be read as Rated: .* Give the reply more max_tokens"),
+        ('{"label": "bad"}', Rated, "'bad' is not a valid Label"),
+        ("bad", Label, r"found 'bad', expected one of \['good', 'null', '3'\]"),
+        ("1", int, "cannot be read as int: expected a dataclass, a TypedDict, an Enum or a pydantic class"),
+    ],
+)
+def test_what_is_no_object_of_the_class_says_so(text: str, kind: type, message: str) -> None:
+    chunk = Chunk(text=text, token=1, logprob=0.0, finish_reason="length",
+                  statistics=Statistics(prompt_tokens=1, cached_tokens=0))  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        collect([chunk]).parse(kind)
 
 
 def test_regex_choices_and_lark_are_said_by_their_kinds() -> None:

@@ -17,7 +17,6 @@ import pytest
 import embedllm
 from embedllm import Sampling
 from embedllm.generation.options import Speculate
-from embedllm.text.type_schema import from_json
 from tests.sampling.structured.test_llguidance import as_format
 
 ASK = [{"role": "user", "content": "list all files"}]
@@ -131,9 +130,11 @@ class Effect:
 def test_replies_are_values_of_the_class_that_was_given(tiny: embedllm.Model) -> None:
     whole = 0
     for seed in range(8):
-        assert Kind(tiny.generate("hi", Sampling(seed=seed), response_format=Kind).text)
+        assert isinstance(tiny.generate("hi", Sampling(seed=seed), response_format=Kind).parse(Kind), Kind)
         reply = tiny.generate("hi", Sampling(seed=seed), response_format=Effect, max_tokens=90)
         if reply.finish_reason == "stop":
             whole += 1
-            assert isinstance(from_json(json.loads(reply.text), Effect), Effect)
+            effect = reply.parse(Effect)
+            assert isinstance(effect, Effect)
+            assert isinstance(effect.kind, Kind)
     assert whole
