@@ -35,7 +35,14 @@ from embedllm.export.sharding import cut_in_place
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.genai_config import FILE as GENAI_CONFIG
 from embedllm.export.writing.genai_config import genai_config, runs_text
-from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
+from embedllm.export.writing.metadata import (
+    copy_texts,
+    facts_of,
+    manifest_of,
+    special_tokens,
+    texts_of,
+    write_stop_tokens,
+)
 from embedllm.export.writing.passthrough import check_prequantized, prequantized
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
@@ -254,6 +261,7 @@ def _fill(export: _Export, partial: Path) -> None:
     text = _generated_text(export, partial) if export.generates_text else export.text
     if request.openvino_tokenizer:
         write_tokenizer(export.location.folder, partial)
+        write_stop_tokens(partial, facts["tokens"])
         link_weights(partial, [LINK])  # now, so that a disk without links is known before the weights are written
     if export.budget is not None:
         assert text is not None, "it is read or generated"

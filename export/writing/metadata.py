@@ -14,6 +14,7 @@ from embedllm.export.checkpoints.open_files import reading
 from embedllm.export.open_source import Checkpoint
 from embedllm.export.openvino.links import weight_links
 from embedllm.export.recipe import Recipe
+from embedllm.files.atomic import write_json
 from embedllm.files.version import __version__
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
 from embedllm.package.architecture.decoder import Decoder
@@ -131,6 +132,18 @@ def copy_texts(texts: Mapping[str, Path], partial: Path) -> None:
             data = path.read_bytes()
         (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_bytes(data)
+
+
+def write_stop_tokens(partial: Path, tokens: object) -> None:
+    """Lists in a package's generation_config.json all tokens that end a reply; openvino-genai looks for them there.
+
+    tokens: of the manifest.
+    """
+    assert isinstance(tokens, dict)
+    path = partial / "generation_config.json"
+    generation = read_json(path, "generation settings") if path.exists() else {}
+    if tokens["stop"]:
+        write_json(path, {**generation, "eos_token_id": tokens["stop"]})
 
 
 def _license(folder: Path) -> str | None:

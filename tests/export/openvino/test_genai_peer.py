@@ -20,8 +20,10 @@ from embedllm.export.openvino.links import LINK, link_weights
 from embedllm.hub import repository
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import MANIFEST, open_package
+from embedllm.text.tokenizer import Tokenizer
 from tests.cli.test_commands import embed
 from tests.export.conftest import TOKENIZERS
+from tests.export.test_tokenizer_file import edit, ending_by
 from tests.support.tiny import tiny_checkpoint
 
 # float activations and KV, no rounding to int8: what exact=True sets, so that near ties fall alike
@@ -68,7 +70,8 @@ def test_inspect_counts_the_weights_once(tmp_path: Path) -> None:
     for name, wanted in (("plain", False), ("genai", True)):
         out = convert(checkpoint, tmp_path / name, openvino_tokenizer=wanted)
         shown = json.loads(embed("inspect", str(out), "--check", "--json").stdout)
-        found.append({key: entry["bytes"] for key, entry in shown["files"].items() if key not in TOKENIZERS})
+        own = {*TOKENIZERS, "generation_config.json"}  # which lists all stop tokens there
+        found.append({key: entry["bytes"] for key, entry in shown["files"].items() if key not in own})
     assert found[0] == found[1]
 
 
@@ -167,13 +170,17 @@ def our_tokens(folder: Path) -> list[int]:
 def genai_tokens(
     folder: Path, device: str, properties: Mapping[str, object], prompt: Sequence[int] = PROMPT
 ) -> Sequence[int]:
-    import openvino
-
     og = genai()
     model = og.LLMPipeline(str(folder), device, **properties)
     settings = og.GenerationConfig(max_new_tokens=COUNT, ignore_eos=True, do_sample=False)
+    return model.generate(tokenized(prompt), settings).tokens[0]
+
+
+def tokenized(prompt: Sequence[int]) -> object:
+    import openvino
+
     ids, mask = np.array([prompt]), np.ones((1, len(prompt)), np.int64)
-    return model.generate(og.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(mask)), settings).tokens[0]
+    return genai().TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(mask))
 
 
 @pytest.mark.peer
@@ -184,6 +191,28 @@ def test_both_backends_give_the_same_greedy_tokens(family: str, config: Mapping[
     ours = our_tokens(folder)
     assert genai_tokens(folder, "CPU", EXACT) == ours
     assert genai_tokens(folder, "CPU", SDPA) == ours
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("has_settings", [True, False])
+def test_a_reply_ends_there_at_the_stop_tokens_of_the_package(has_settings: bool, tmp_path: Path) -> None:
+    """Also at those that the checkpoint does not list: the tokenizer's EOS token, and texts that end a turn."""
+    og = genai()
+    checkpoint = ending_by(tiny_checkpoint(tmp_path / "checkpoint"))
+    if has_settings:
+        edit(checkpoint / "generation_config.json", eos_token_id=1, top_k=7)
+    whole = [*genai_tokens(convert(checkpoint, tmp_path / "before", openvino_tokenizer=True), "CPU", EXACT)]
+    end = next(place for place in range(3, COUNT) if whole[place] not in whole[:place])
+    edit(checkpoint / "tokenizer_config.json", eos_token=Tokenizer.open(checkpoint).token_text(whole[end]))
+    folder = convert(checkpoint, tmp_path / "package", openvino_tokenizer=True)
+    stops = [*open_package(folder).stop_tokens]
+    assert whole[end] in stops
+    settings = json.loads((folder / "generation_config.json").read_text())
+    assert settings == {"eos_token_id": stops, **({"top_k": 7} if has_settings else {})}
+    model = og.LLMPipeline(str(folder), "CPU", **EXACT)
+    config = model.get_generation_config()
+    config.max_new_tokens, config.do_sample = COUNT, False
+    assert model.generate(tokenized(PROMPT), config).tokens[0] == whole[: end + 1]
 
 
 @pytest.mark.peer
