@@ -407,7 +407,7 @@ def test_a_manifest_of_ours_goes_first(tiny_package: Callable[..., Path]) -> Non
     package = open_package(tiny_package("llama"))
     assert (package.folder / "genai_config.json").is_file()
     assert package.external is None
-    with pytest.raises(PackageError, match="is a file; expected a folder"):
+    with pytest.raises(PackageError, match="is a file of an exported folder; give the folder"):
         open_package(package.folder / "model.onnx")
 
 
