@@ -117,7 +117,7 @@ def test_the_wheel_says_what_it_is(wheel: Path, sources: Path) -> None:
     about = f"embedllm-{embedllm.__version__}.dist-info"
     assert wheel.name == f"embedllm-{embedllm.__version__}-py3-none-any.whl"
     assert found[f"{about}/licenses/LICENSE"] == (sources / "LICENSE").read_bytes()
-    assert b"embedllm = embedllm.cli.main:main" in found[f"{about}/entry_points.txt"]
+    assert b"embedllm = embedllm.__main__:main" in found[f"{about}/entry_points.txt"]
     metadata: Message = email.message_from_bytes(found[f"{about}/METADATA"])
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == PYPROJECT["project"]["requires-python"]
