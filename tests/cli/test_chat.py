@@ -266,7 +266,10 @@ class Terminal:
         import pty
 
         # the child makes the terminal its own, so that its Ctrl-C key sends SIGINT to it
-        code = "import fcntl, runpy, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); runpy.run_module('embedllm')"
+        code = (
+            "import fcntl, runpy, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            "runpy.run_module('embedllm', run_name='__main__')"
+        )
         self.screen, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "chat", *arguments],
