@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from embedllm.backends.base import Device
 from embedllm.loading import load as desktop
@@ -21,33 +21,13 @@ if TYPE_CHECKING:
 @same_parameters(desktop.load)
 def load(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
     """As embedllm.load(), where a synchronous call can wait; raises ValueError for what a browser does not have."""
-    load_options = _checked(options)
-    return loading.load(
-        os.fspath(path),
-        device=load_options.device,
-        threads=load_options.threads,
-        context=load_options.context,
-        on_progress=_on_progress(load_options),
-        urls=load_options.urls,
-        chat_template=load_options.chat_template,
-        parse_special=load_options.parse_special,
-    )
+    return loading.load(os.fspath(path), **_arguments(options))
 
 
 @same_parameters(desktop.aload)
 async def aload(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
     """As load(), without blocking the event loop."""
-    load_options = _checked(options)
-    return await loading.aload(
-        os.fspath(path),
-        device=load_options.device,
-        threads=load_options.threads,
-        context=load_options.context,
-        on_progress=_on_progress(load_options),
-        urls=load_options.urls,
-        chat_template=load_options.chat_template,
-        parse_special=load_options.parse_special,
-    )
+    return await loading.aload(os.fspath(path), **_arguments(options))
 
 
 def devices() -> list[Device]:
@@ -66,11 +46,28 @@ def tune(path: str | os.PathLike[str] = "demo", **options: object) -> Tuning:
     raise ValueError("tune() cannot be called in a browser; leave it out there.")
 
 
-def _checked(options: Mapping[str, object]) -> LoadOptions:
+class _Arguments(TypedDict):
+    """What load() and aload() take of them here."""
+
+    device: str | Sequence[str] | None
+    threads: int
+    context: int | None
+    on_progress: Callable[[FileProgress], None] | None
+    urls: Mapping[str, str] | None
+    chat_template: str | None
+    parse_special: bool
+
+
+def _arguments(options: Mapping[str, object]) -> _Arguments:
     load_options = LoadOptions(**options)  # type: ignore[arg-type]  # as they were given
     load_options.check_for_browser()
-    return load_options
-
-
-def _on_progress(options: LoadOptions) -> Callable[[FileProgress], None] | None:
-    return cast("Callable[[FileProgress], None] | None", options.on_progress)  # which of the two it is the caller knows
+    return {
+        "device": load_options.device,
+        "threads": load_options.threads,
+        "context": load_options.context,
+        # which of the two kinds of progress it takes the caller knows
+        "on_progress": cast("Callable[[FileProgress], None] | None", load_options.on_progress),
+        "urls": load_options.urls,
+        "chat_template": load_options.chat_template,
+        "parse_special": load_options.parse_special,
+    }
