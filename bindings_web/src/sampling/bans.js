@@ -73,10 +73,9 @@ class BannedTokens {
 
   /** The row with -Infinity for what is banned; the same one when nothing is. @param {ArrayLogits} row */
   #applied(row) {
-    const said = this.#tokens.slice(this.#reply);
     const ends = this.#words.filter((word) => {
-      const start = said.length - word.length + 1;
-      return start >= 0 && word.slice(0, -1).every((token, place) => said[start + place] === token);
+      const start = this.#tokens.length - word.length + 1;
+      return start >= this.#reply && word.slice(0, -1).every((token, place) => this.#tokens[start + place] === token);
     }).map((word) => word[word.length - 1]);
     const found = new Set([...ends, ...(this.#followers.get(this.#run()) ?? [])]);
     const tokens = [...found].filter((token) => token < row.size); // others cannot come
