@@ -9,10 +9,12 @@ chat_validation.jsonl, fresh_slots.jsonl, tldr_pairs.jsonl ("messages", or "desc
 validation.jsonl ("text"). PACKAGE: the export that the head shall draft for; its rounded matrices take the place of
 the checkpoint's. OUT: config.json and model.safetensors in the layout of published heads.
 
-With --general, prompts of nine kinds are made from templates besides, for a model that was trained on more than the
-corpus. Half of the time goes into replies, greedy and sampled. The head's vocabulary is what occurs most often in them.
-It learns the model's distribution over its vocabulary for several guesses in a row; every twentieth entry of the corpus
-is held out, and says how often each guess is right.
+For a model that was trained on more than the corpus: with --general, prompts of nine kinds are made from templates
+besides, and with --own, the model draws what users ask it, half of it behind an opening of such a kind (Xu et al. 2024,
+arXiv:2406.08464, "Magpie"). A part of the time goes into replies, greedy and sampled. With --rounded, the last half of
+the training computes with matrices of four bits, as a package stores them. The head's vocabulary is what occurs most
+often in replies. It learns the model's distribution over it for several guesses in a row; every twentieth entry of the
+corpus is held out, and says how often each guess is right.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from pathlib import Path
 import torch
 import transformers
 from head import Head, Size
-from prompts import Prompts
+from own import own_prompts
+from prompts import HELD_OUT, Prompts, plain
 from replies import Reply, all_replies, batches, in_groups, padded, prompt_groups, replies_to
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -36,6 +39,7 @@ from torch import Tensor, nn
 _LATER = 0.8  # weight of each guess in the loss, of that of the one before
 _WARM_UP = 0.03  # of the time
 _MOST_HELD_OUT = 768  # replies
+_ROUNDED_FROM = 0.5  # of the time
 _OF_SPREAD = 64  # replies
 _MEASURED = Path(__file__).parents[2] / "tests" / "benchmarks" / "speculation_prompts.jsonl"
 
@@ -164,6 +168,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reply-share", type=float, default=0.5, help="of the minutes, for replies")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"), help="of the model")
     parser.add_argument("--general", type=int, default=0, help="prompts that are made from templates")
+    parser.add_argument("--own", type=int, default=0, help="prompts that the model draws itself, at most")
+    parser.add_argument("--rounded", action="store_true", help="train for matrices of four bits")
     parser.add_argument("--resume", type=Path, help="a head of the same shape that is trained further")
     parser.add_argument("--measured", type=Path, default=_MEASURED, help="prompts of a benchmark, which are left out")
     parser.add_argument(
@@ -211,6 +217,8 @@ def train(
             break
         for group in optimizer.param_groups:
             group["lr"] = options.rate * min(share / _WARM_UP + 0.01, 1.0) * (1 - share)
+        if options.rounded and share >= _ROUNDED_FROM:
+            head.round_matrices()
         ids, spans = ids.to(options.device), spans.to(options.device)
         embedded, features, wanted, known = read_by_model(model, ids, options.layers, head.tokens)
         with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.device == "cuda"):
@@ -239,6 +247,14 @@ def main() -> None:
     ]
     prompts = Prompts(options.corpus, tokenizer, seed=options.seed, general=options.general, measured=measured)
     trained, held_out = prompts.trained, prompts.held_out
+    ends = (tokenizer.eos_token_id, tokenizer.pad_token_id)  # a tokenizer of a GGUF file may have no padding
+    stop, began_s = [token for token in ends if token is not None], time.monotonic()
+    if options.own:
+        own = own_prompts(model, tokenizer, options.own, stop=stop, measured={plain(text) for text in measured},
+                          seed=options.seed)  # fmt: skip
+        print(f"{len(own):,} own prompts after {time.monotonic() - began_s:.0f} s", flush=True)
+        held_out += own[::HELD_OUT]
+        trained += [prompt for number, prompt in enumerate(own) if number % HELD_OUT]
     print(
         f"{len(trained):,} prompts and {len(held_out):,} held out: {Counter(each.kind for each in trained)}", flush=True
     )
@@ -246,12 +262,11 @@ def main() -> None:
     kept = sorted(held_out[::step], key=lambda prompt: len(prompt.tokens))
     if options.prompts:
         trained = trained[:: max(1, len(trained) // options.prompts)]
-    ends = (tokenizer.eos_token_id, tokenizer.pad_token_id)  # a tokenizer of a GGUF file may have no padding
-    how = {"stop": [token for token in ends if token is not None], "most": options.new_tokens}
+    how = {"stop": stop, "most": options.new_tokens}
     groups = prompt_groups(kept, options.cached_tokens, options.new_tokens)
     checked = [reply for group in groups for reply in replies_to(model, group, temperature=0.0, **how)]
-    replies = all_replies(model, trained, cached_tokens=options.cached_tokens, seed=options.seed,
-                          minutes=options.minutes * options.reply_share, **how)  # fmt: skip
+    left = options.minutes * options.reply_share - (time.monotonic() - began_s) / 60
+    replies = all_replies(model, trained, cached_tokens=options.cached_tokens, seed=options.seed, minutes=left, **how)
     before = None if options.resume is None else load_file(options.resume / "model.safetensors")
     if before is None:
         tokens = frequent(replies, options.vocabulary, model.config.vocab_size)

@@ -23,6 +23,36 @@ _NAMES = {  # of a published head's weights, by ours
 }  # fmt: skip
 
 
+_GROUP, _LEVELS = 32, 15  # values that share a scale in a package, and the largest of four bits
+
+
+class Matrix(nn.Linear):
+    """Without a bias. Rounded to four bits once `rounds`, as a package stores it; what it learns passes through that.
+
+    spread: of each column's input, by which it is divided beforehand; a package's matrix is divided by it, too.
+    """
+
+    def __init__(self, rows: int, columns: int, spread: Tensor | None = None) -> None:
+        super().__init__(columns, rows, bias=False)
+        nn.init.normal_(self.weight, std=0.5 * columns**-0.5)
+        self.rounds = False
+        self.spread: Tensor
+        self.register_buffer("spread", torch.ones(columns) if spread is None else spread, persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.linear(input, self._rounded() if self.rounds else self.weight)
+
+    def _rounded(self) -> Tensor:
+        with torch.no_grad():
+            groups = (self.weight / self.spread).unflatten(-1, (-1, _GROUP))
+            low = groups.amin(-1, keepdim=True).clamp(max=0)
+            scale = ((groups.amax(-1, keepdim=True).clamp(min=0) - low) / _LEVELS).clamp(min=1e-12)
+            zero = (-low / scale).round()
+            levels = ((groups / scale).round() + zero).clamp(0, _LEVELS)
+            change = ((levels - zero) * scale).flatten(-2) * self.spread - self.weight
+        return self.weight + change
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """Of a head; its hidden size is the model's."""
@@ -52,19 +82,13 @@ class Head(nn.Module):
         self.spread: Tensor
         self.register_buffer("tokens", tokens)
         self.register_buffer("spread", spread)
-
-        def matrix(rows: int, columns: int) -> nn.Linear:
-            made = nn.Linear(columns, rows, bias=False)
-            nn.init.normal_(made.weight, std=0.5 * columns**-0.5)
-            return made
-
-        self.fc = matrix(hidden, len(size.layers) * hidden)
-        self.q = matrix(size.heads * size.head_dim, 2 * hidden)
-        self.k, self.v = (matrix(size.kv_heads * size.head_dim, 2 * hidden) for _ in range(2))
-        self.o = matrix(hidden, size.heads * size.head_dim)
-        self.gate, self.up = (matrix(size.intermediate, hidden) for _ in range(2))
-        self.down = matrix(hidden, size.intermediate)
-        self.lm_head = matrix(size.vocabulary, hidden)
+        self.fc = Matrix(hidden, len(size.layers) * hidden, spread)
+        self.q = Matrix(size.heads * size.head_dim, 2 * hidden)
+        self.k, self.v = (Matrix(size.kv_heads * size.head_dim, 2 * hidden) for _ in range(2))
+        self.o = Matrix(hidden, size.heads * size.head_dim)
+        self.gate, self.up = (Matrix(size.intermediate, hidden) for _ in range(2))
+        self.down = Matrix(hidden, size.intermediate)
+        self.lm_head = Matrix(size.vocabulary, hidden)
         norms = (nn.RMSNorm(hidden, eps=epsilon) for _ in range(4))
         self.embedding_norm, self.hidden_norm, self.mlp_norm, self.norm = norms
         with torch.no_grad():
@@ -72,6 +96,12 @@ class Head(nn.Module):
             self.fc.weight[:, -hidden:] += (last / last.square().mean().sqrt()).diag()  # the last layer's pass through
             self.lm_head.weight.copy_(model.lm_head.weight[tokens.to(model.device)])
             self.norm.weight.copy_(model.model.norm.weight)
+
+    def round_matrices(self) -> None:
+        """From now on the head computes with what a package of four bits stores."""
+        for each in self.modules():
+            if isinstance(each, Matrix):
+                each.rounds = True
 
     def unrolled(self, embedded: Tensor, features: Tensor, guesses: int) -> list[Tensor]:
         """Logits of each guess, [B, T, draft vocabulary]: at place t, of token t + 2. Guess j has none before place j.
