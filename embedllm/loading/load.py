@@ -213,6 +213,8 @@ def _open_decoder(package: Package, options: LoadOptions) -> Model:
             draft = _open_draft(package, tokenizer, options, device, opened)
         engine, memory, package = open_first(package, search, options, runtime=runtime, adapters=adapters,
                                              hidden_graph=hidden_graph)  # fmt: skip
+        if package.external is not None:  # its files list few; a package of ours has them in its manifest
+            package.add_stop_tokens(tokenizer.ends)
         if head is not None:
             opened.callback(engine.close)
             draft = _open_head(head, package, engine, memory, runtime(engine.device), options)
