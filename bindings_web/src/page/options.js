@@ -23,7 +23,7 @@ import { checkedUrls } from "../libraries.js";
  * @property {number} [repetition_penalty] 1 = off
  * @property {number} [presence_penalty] 0 = off
  * @property {number} [frequency_penalty] 0 = off
- * @property {number} [no_repeat_ngram] no n-gram of so many tokens occurs twice in prompt and reply; 0 = off
+ * @property {number} [no_repeat_ngram] no n-gram of N tokens occurs twice in prompt and reply; 0 = off
  * @property {Record<string, number>} [logit_bias] added to the logits, by token id; -100 to 100, -Infinity forbids
  * @property {number} [seed] same seed, same logits: same tokens
  * @property {number} [max_tokens] not given: the model's default, or what is left of the context

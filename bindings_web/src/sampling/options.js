@@ -16,7 +16,7 @@ const MOST_ID = 2 ** 31 - 1; // graphs take signed ids
  * @property {number} [repetition_penalty] divides positive, multiplies negative logits of prompt and reply; 1 = off
  * @property {number} [presence_penalty] subtracted from the logits of tokens that are in the reply; 0 = off
  * @property {number} [frequency_penalty] subtracted once for every time that the token is in the reply; 0 = off
- * @property {number} [no_repeat_ngram] no n-gram of so many tokens occurs twice in prompt and reply; 0 = off
+ * @property {number} [no_repeat_ngram] no n-gram of N tokens occurs twice in prompt and reply; 0 = off
  * @property {Iterable<readonly [number, number]> | Record<string, number>} [logit_bias] added, by token; a Map, pairs
  *   or an object; kept as pairs in the order of ids
  * @property {number | bigint | null} [seed] same seed, same logits: same tokens; null = different ones each time
