@@ -15,7 +15,21 @@ EmbedError
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+# of C++ (Linux and macOS, Windows), of malloc and mmap, of ONNX Runtime, OpenVINO, CUDA, Vulkan and Direct3D, OpenCL
+_NO_MEMORY = (
+    r"bad_alloc|bad allocation|cannot allocate memory|(failed|unable) to allocate|can't alloc\b|"
+    r"out[ _-]of[ _-](\w+[ _-])?memory|E_OUTOFMEMORY|8007000E|not enough memory|paging file is too small|"
+    r"MEM_OBJECT_ALLOCATION_FAILURE|exceeded max size of memory"
+)
+_WINDOWS = (8, 1455)  # ERROR_NOT_ENOUGH_MEMORY, ERROR_COMMITMENT_LIMIT
+_HELPS = (
+    "Ask for fewer tokens, beams or requests at once, close other models, or load this one without draft= or with a "
+    "smaller context (load(context=N))."
+)
 
 
 class EmbedError(Exception):
@@ -95,14 +109,42 @@ class MissingPart(EmbedError, ImportError):
     """Something that is not installed: a package, or a part that embedllm-runtime leaves out. It says what to type."""
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether an error is of memory that was not there, or has such a cause."""
+    return any(
+        isinstance(one, MemoryError)
+        or (isinstance(one, OSError) and (one.errno == errno.ENOMEM or getattr(one, "winerror", None) in _WINDOWS))
+        or re.search(_NO_MEMORY, str(one), re.IGNORECASE) is not None
+        for one in _causes(error)
+    )
+
+
 def out_of_memory(error: MemoryError) -> DeviceError:
     """The error of a request for which this process had no memory; `error` is its cause."""
-    raised = DeviceError(
-        f"the memory of this process is used up ({str(error) or 'MemoryError'}). Ask for fewer tokens, beams or "
-        "requests at once, or close other models."
-    )
-    raised.__cause__ = error
+    return _advised(f"the memory of this process is used up ({str(error) or 'MemoryError'})", error)
+
+
+def with_advice(error: BaseException) -> BaseException:
+    """The error of a request: where memory ran out, one that says what helps, and that has it as its cause."""
+    if isinstance(error, MemoryError):
+        return out_of_memory(error)
+    if not isinstance(error, DeviceError) or _HELPS in str(error) or not ran_out(error):
+        return error
+    return _advised(f"memory ran out ({str(error).rstrip('.')})", error)
+
+
+def _advised(message: str, cause: BaseException) -> DeviceError:
+    raised = DeviceError(f"{message}. {_HELPS}")
+    raised.__cause__ = cause
     return raised
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was raised from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def _remade(kind: type[EmbedError], arguments: tuple[object, ...], values: Mapping[str, object]) -> EmbedError:

@@ -180,7 +180,7 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     texts = texts_of(location.folder)
     tokenizer = read_tokenizer(location.folder)
     warn_of_missing_rows(tokenizer.tokenizer, decoder.vocabulary)
-    tokens = special_tokens(reader, decoder.vocabulary, () if decoder.encoder else tokenizer.ends)
+    tokens = special_tokens(reader, decoder.vocabulary, () if decoder.encoder else tokenizer.tokenizer.ends)
     if decoder.encoder is None:
         warn_of_no_end(tokens["stop"])
     genai_images = prepare_genai_images(location.folder, decoder) if request.genai_images else None

@@ -15,6 +15,7 @@ from pathlib import Path
 from embedllm.errors import PackageError
 from embedllm.export.openvino.links import link_weights, weight_links
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
+from embedllm.export.writing.replaceable import check_copy_is_whole
 from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.package.features import SHARDS, with_feature
@@ -139,6 +140,7 @@ def _cut(name: str, total: int, size: int) -> list[Shard]:
 def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_progress: OnProgress) -> Path:
     out = named_place(out)
     check_place(out, replace, inputs=[package.folder])
+    check_copy_is_whole(package.folder, out)
     total = sum(entry.bytes for entry in package.files.values())
     done = 0
 

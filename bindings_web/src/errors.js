@@ -84,6 +84,9 @@ export class Interrupted extends EmbedError {
 /** Part of a prompt is an image that nobody holds any more: a caller's slip, told from what a device does wrong. */
 export class ImageIsGone extends RangeError {}
 
+/** What an error says, or anything else that was thrown. @param {unknown} error */
+export const reason = (error) => (error instanceof Error ? error.message : String(error));
+
 const KINDS = { EmbedError, PackageError, TemplateError, DeviceError, Interrupted };
 
 /**

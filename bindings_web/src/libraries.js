@@ -1,6 +1,6 @@
 // Where the libraries of others are, and how they get into the worker: nothing of theirs is part of these sources.
 
-import { EmbedError } from "./errors.js";
+import { EmbedError, reason } from "./errors.js";
 
 const NPM = "https://cdn.jsdelivr.net/npm";
 const PYODIDE = "https://cdn.jsdelivr.net/pyodide/v314.0.7/full";
@@ -76,7 +76,7 @@ export async function loadLibrary(name, urls) {
     return await import(/* webpackIgnore: true */ /* @vite-ignore */ url);
   } catch (error) {
     throw new EmbedError(
-      `the library '${name}' cannot be loaded from '${url}' (${error instanceof Error ? error.message : error}). Check ` +
+      `the library '${name}' cannot be loaded from '${url}' (${reason(error)}). Check ` +
         `the network, or give the address of a copy: urls: {${name}: ...}.`,
       { cause: error },
     );
@@ -100,7 +100,7 @@ export async function loadBytes(name, urls, signal) {
     found = `status ${response.status}`;
   } catch (error) {
     signal?.throwIfAborted();
-    found = error instanceof Error ? error.message : String(error);
+    found = reason(error);
   }
   throw new EmbedError(
     `'${url}' cannot be read (${found}). Check the network, or give the address of a copy: urls: {${name}: ...}.`,

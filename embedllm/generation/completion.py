@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.sampling.sampler import Picked
@@ -44,21 +44,25 @@ class Completion:
         """The reply as a message to append to a conversation, with its reasoning and tool calls."""
         return assistant_message(self.text, self.reasoning, self.tool_calls)
 
-    def parse(self, kind: type[T]) -> T:
-        """The answer as an object of the class that was its response_format: dataclass, TypedDict, Enum, pydantic's.
+    @overload
+    def parse(self, kind: type[T]) -> T: ...
+
+    @overload
+    def parse(self, kind: object) -> object: ...
+
+    def parse(self, kind: type[T] | object) -> T | object:
+        """The answer as a value of the type that was its response_format, such as a dataclass or list[int].
 
         Raises ValueError where the text stands for none, as when max_tokens has cut it off.
         """
-        from embedllm.sampling.structured.response_format import read_reply
+        from embedllm.sampling.structured.response_format import read_reply, type_name
 
         try:
             return read_reply(self.text, kind)
         except ValueError as error:
-            name = getattr(kind, "__name__", kind)
             remedy = " Give the reply more max_tokens." if self.finish_reason == "length" else ""
-            raise ValueError(
-                f"the reply, which ended by '{self.finish_reason}', cannot be read as {name}: {error}.{remedy}"
-            ) from error
+            ended = f"the reply, which ended by '{self.finish_reason}'"
+            raise ValueError(f"{ended}, cannot be read as {type_name(kind)}: {error}.{remedy}") from error
 
 
 def collect(chunks: Iterable[Chunk]) -> Completion:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 from embedllm.backends.base import Engine, FeedsAll, Interrupted
 from embedllm.backends.images import images_of, images_unsupported, without_images
 from embedllm.cancel import Cancel
-from embedllm.errors import DeviceUnavailable, out_of_memory
+from embedllm.errors import DeviceError, DeviceUnavailable, out_of_memory, with_advice
 from embedllm.generation.async_stream import AsyncStream, DirectSource, TicketSource, awaited_feed
 from embedllm.generation.beam_runner import BeamRunner, Reply
 from embedllm.generation.beam_search import BeamSearch
@@ -153,8 +153,9 @@ class Runner:
             try:
                 with self._decoding(request, cancel, sequence) as (used, pieces, generation, proposer):
                     yield from run(generation, used, pieces, cancel, proposer)
-            except MemoryError as error:
-                raise out_of_memory(error) from error
+            except (MemoryError, DeviceError) as error:
+                advised = with_advice(error)
+                raise advised from advised.__cause__
             return
         outbox: Outbox[Chunk] = Outbox()
         with cancel.passed_on() as own, self._submit(request, own, outbox, sequence):

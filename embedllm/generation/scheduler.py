@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.backends.base import BatchRow, Interrupted
-from embedllm.errors import Busy, DeviceError, out_of_memory
+from embedllm.errors import Busy, DeviceError, with_advice
 from embedllm.generation.job import Ask, Job
 from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
@@ -315,7 +315,7 @@ class Scheduler:
     def _end(self, job: Job, error: BaseException | None) -> None:
         self.running.remove(job)
         job.steps = None
-        job.outbox.end(out_of_memory(error) if isinstance(error, MemoryError) else error)
+        job.outbox.end(None if error is None else with_advice(error))
 
 
 def _ask(job: Job, feed: Feed) -> Ask:

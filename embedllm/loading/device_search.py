@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, Engine, Unsupported
 from embedllm.backends.checks import cannot_run
-from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.errors import DeviceError, DeviceUnavailable, ran_out
 from embedllm.generation.engine_loop import EngineLoop
 from embedllm.loading.device_check import DeviceChecks, Usable
-from embedllm.loading.out_of_memory import memory_ran_out, ran_out
+from embedllm.loading.out_of_memory import memory_ran_out
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.backends.base import Device, KeepsPrefixes, WarmsUp, max_batch
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
+from embedllm.errors import DeviceError, ran_out
 from embedllm.generation.defaults import read_defaults
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from asyncio import Future
 
     from embedllm.backends.base import Engine
+    from embedllm.backends.needed_memory import MemoryEstimate
     from embedllm.generation.speculation.draft_head import HeadDrafter, HeadEngine
     from embedllm.kv_cache.prefix_cache import BlockStore
     from embedllm.loading.options import OnProgress
@@ -211,9 +213,11 @@ def _open_decoder(package: Package, options: LoadOptions) -> Model:
             draft = _open_draft(package, tokenizer, options, device, opened)
         engine, memory, package = open_first(package, search, options, runtime=runtime, adapters=adapters,
                                              hidden_graph=hidden_graph)  # fmt: skip
+        if package.external is not None:  # its files list few; a package of ours has them in its manifest
+            package.add_stop_tokens(tokenizer.ends)
         if head is not None:
             opened.callback(engine.close)
-            draft = _open_head(head, engine, runtime(engine.device), options)
+            draft = _open_head(head, package, engine, memory, runtime(engine.device), options)
         opened.pop_all()
     settings = options.kv_key(runtime(engine.device))
     model = Model(
@@ -271,11 +275,26 @@ def _open_draft(
     return draft
 
 
-def _open_head(head: Package, engine: Engine, runtime: RuntimeOptions, options: LoadOptions) -> HeadDrafter:
+def _open_head(
+    head: Package,
+    package: Package,
+    engine: Engine,
+    memory: MemoryEstimate,
+    runtime: RuntimeOptions,
+    options: LoadOptions,
+) -> HeadDrafter:
+    """A head of the package, which the engine runs. memory: of the package."""
+    from embedllm.backends.checks import cannot_run
     from embedllm.backends.devices import registry
     from embedllm.generation.speculation.draft_head import HeadDrafter
+    from embedllm.loading.out_of_memory import memory_ran_out
 
-    opened = registry.open_draft_head(head, engine.device, runtime=runtime, exact=options.exact)
+    try:
+        opened = registry.open_draft_head(head, engine.device, runtime=runtime, exact=options.exact)
+    except (DeviceError, MemoryError, OSError) as error:
+        if not ran_out(error):
+            raise
+        raise cannot_run(engine.device, *memory_ran_out(package, memory, error, head=head.folder.name)) from error
     return HeadDrafter(cast("HeadEngine", opened), LoadedFiles(head.mapped_files), is_direct=not options.threaded)
 
 

@@ -71,6 +71,11 @@ def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress
     if os.fspath(path) != "demo" or (given_path / "embedllm.json").is_file():
         return given_path
     folder = Path(__file__).parents[1] / "demo"
+    if archive := next((parent for parent in folder.parents if parent.is_file()), None):
+        raise PackageError(
+            f"the demo model lies in the archive '{archive}', and a model is read from a folder. Unpack its "
+            "'embedllm/demo', and give that path."
+        )
     if not folder.is_dir():
         raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")
     return folder

@@ -7,6 +7,7 @@ import logging
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from embedllm.backends.options import DEFAULT, RuntimeOptions
@@ -90,6 +91,17 @@ def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> R
 def unused(*, is_wanted: bool) -> Recalled:
     """Of a load that nothing was measured for; is_wanted: as load(tuned=...) has it."""
     return Recalled(None, "nothing is measured with adapters or OpenVINOOptions" if is_wanted else "tuned=False")
+
+
+def unwritable() -> str:
+    """Why nothing can be remembered on this machine, or ""."""
+    folder = _folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"'{folder}' cannot be written: {error.strerror or error}"
 
 
 def keep(package: Package, tuning: Tuning) -> str:

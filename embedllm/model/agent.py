@@ -21,7 +21,7 @@ from embedllm.model.tool_reply import (
 )
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool, tool_schemas
-from embedllm.text.function_schema import FunctionTool, typed_arguments
+from embedllm.text.function_schema import FunctionTool, argument_reader
 from embedllm.tools.calls import ToolCall, tool_parameters
 from embedllm.tools.tool_choice import choice_name
 
@@ -194,7 +194,8 @@ def _runners(
 
 
 def _by_hints(function: Callable[..., object]) -> Run:
-    return lambda arguments, cancel: function(**typed_arguments(function, arguments))
+    read = argument_reader(function)
+    return lambda arguments, cancel: function(**read(arguments))
 
 
 def _by_name(function: Callable[..., object]) -> Run:

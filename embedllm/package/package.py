@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,11 @@ class Package:
             )
         if tokens < self.context:
             self.context, self.larger_context = tokens, _LARGER_LIMIT
+
+    def add_stop_tokens(self, tokens: Iterable[int]) -> None:
+        """Has replies end with these tokens, too, those of the model's vocabulary among them."""
+        known = (token for token in tokens if token < self.architecture.vocabulary)
+        self.stop_tokens = tuple(dict.fromkeys([*self.stop_tokens, *known]))
 
     @cached_property
     def architecture(self) -> Decoder | ExternalGraph:

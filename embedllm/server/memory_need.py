@@ -38,13 +38,16 @@ def memory_need(model: ServedModel) -> MemoryNeed:
     A model that is not there yet is downloaded or exported by this, as by load(), which uses the same caches.
     Raises what load() raises for the folder and the device.
     """
+    from embedllm.backends.devices.registry import suited
     from embedllm.loading.memory_estimate import estimate_memory
 
     options = model.options
     package = open_requested_package(model.path, options)
     device = _first_device(package, options)
+    package = suited(package, device)
     estimate = estimate_memory(package, device, context=min(_TOKENS, package.context), exact=options.exact,
-                               kv=options.kv, adapter_bytes=_adapter_bytes(options.adapters))  # fmt: skip
+                               kv=options.kv, adapter_bytes=_adapter_bytes(options.adapters),
+                               latents=options.openvino.latents if options.openvino else None)  # fmt: skip
     cache = PREFIX_CACHE_BYTES if options.prefix_cache is None else options.prefix_cache
     needed = estimate.needed_bytes + (0 if package.encoder is not None else cache)
     return MemoryNeed(needed, device.name, int(device.memory * _SHARE)) if device.memory else MemoryNeed(needed)

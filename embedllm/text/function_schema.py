@@ -73,19 +73,23 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     return {"type": "function", "function": result}
 
 
-def typed_arguments(function: Callable[..., object], arguments: Mapping[str, JSON]) -> dict[str, object]:
-    """The arguments of a call as a function's type hints have them: members of an Enum, dataclasses, tuples.
+def argument_reader(function: Callable[..., object]) -> Callable[[Mapping[str, JSON]], dict[str, object]]:
+    """Reads the arguments of calls as a function's type hints have them: members of an Enum, dataclasses, tuples.
 
-    Raises ValueError for one that is no value of its type.
+    It raises ValueError for one that is no value of its type.
     """
     hints = type_hints(function, f"the function '{getattr(function, '__name__', 'operation')}'")
-    typed: dict[str, object] = {}
-    for name, value in arguments.items():
-        try:
-            typed[name] = from_json(value, hints[name])
-        except ValueError as error:
-            raise ValueError(f"the argument '{name}': {error}") from error
-    return typed
+
+    def read(arguments: Mapping[str, JSON]) -> dict[str, object]:
+        typed: dict[str, object] = {}
+        for name, value in arguments.items():
+            try:
+                typed[name] = from_json(value, hints[name])
+            except ValueError as error:
+                raise ValueError(f"the argument '{name}': {error}") from error
+        return typed
+
+    return read
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:

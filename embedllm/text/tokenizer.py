@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
 from embedllm.text.content_marks import RenderedPrompt
+from embedllm.text.end_of_turn import end_of_turn_tokens
 from embedllm.text.lone_surrogates import check_text
 from embedllm.text.token_bytes import REPLACEMENT, Decoder, appends_texts, is_byte_token, token_bytes
 from embedllm.text.tokenizer_config import AddedToken, TokenizerConfig, read_tokenizer_config
@@ -73,6 +74,11 @@ class Tokenizer:
             ) from error
         named = {name: token.content for name, token in config.named.items()}
         return cls(engine, named=named, split_special=config.split_special)
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end a turn: its own EOS token, then those whose text says so."""
+        return end_of_turn_tokens(self.added_tokens, [] if self.eos is None else [self.eos])
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The tokens of a text; see TextCodec.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -71,11 +72,14 @@ class TypeSchemas:
         if kind in self._names:
             return {"$ref": f"#/$defs/{self._names[kind]}"}
         self._open.append(kind)
-        fields, required = _fields(kind, where)
+        try:
+            fields, required = _fields(kind)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error.__cause__
         properties = {name: self.read(hint, f"{where}, field '{name}'") for name, hint in fields.items()}
         schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
         if required:
-            schema["required"] = required
+            schema["required"] = [*required]
         self._open.remove(kind)
         if kind not in self._names:
             return schema
@@ -149,7 +153,7 @@ def from_json(value: JSON, hint: object) -> object:
 
 
 def _instance(value: Mapping[str, JSON], kind: type) -> object:
-    fields, required = _fields(kind, f"'{kind.__name__}'")
+    fields, required = _fields(kind)
     if missing := [name for name in required if name not in value]:
         raise ValueError(f"{kind.__name__}.{missing[0]} is missing")
     if unknown := [name for name in value if name not in fields]:
@@ -157,9 +161,10 @@ def _instance(value: Mapping[str, JSON], kind: type) -> object:
     return kind(**{name: from_json(part, fields[name]) for name, part in value.items()})
 
 
-def _fields(kind: type, where: str) -> tuple[dict[str, object], list[str]]:
+@functools.lru_cache(maxsize=256)  # a list may have thousands of them
+def _fields(kind: type) -> tuple[dict[str, object], list[str]]:
     """The hints of a class's fields, by name, and the names of those that have to be there."""
-    hints = type_hints(kind, f"{where}: '{kind.__name__}'")
+    hints = type_hints(kind, f"'{kind.__name__}'")
     if dataclasses.is_dataclass(kind):
         fields = [field for field in dataclasses.fields(kind) if field.init]
         missing = dataclasses.MISSING

@@ -106,7 +106,7 @@ def _full_rope(config: Config, head_dim: int) -> Rope:
     if own.text("rope_type", "default") != "proportional":
         return describe_rope(config, head_dim)
     parameters = {key: own.number(key, 1.0, above=0) for key in ("rope_theta", "partial_rotary_factor")}
-    rope = describe_rope(config.replaced({"rope_parameters": parameters}), head_dim)
+    rope = describe_rope(config.replaced({"rope_parameters": parameters}), head_dim, RopeKeys(part=1.0))
     return replace(rope, scaling=ProportionalScaling(head_dim=head_dim, factor=own.number("factor", 1.0, above=0)))
 
 

@@ -8,6 +8,7 @@ from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.mla import with_rotary_head_dim
 from embedllm.export.architectures._shared.moe import corrected, is_dense
 from embedllm.export.architectures._shared.parts import NormKind, Parts
+from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.deepseek_v3 import latent_shape
 from embedllm.package.architecture.decoder import Decoder
@@ -19,7 +20,8 @@ _DEFAULTS = {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate
 
 
 def describe(config: Config) -> Decoder:
-    shape = replace(latent_shape(config, "glm4_moe_lite", q_rank=768), norm=NormKind(epsilon=1e-5), mixture=_mixture)
+    shape = replace(latent_shape(config, "glm4_moe_lite", q_rank=768), norm=NormKind(epsilon=1e-5), mixture=_mixture,
+                    rope_keys=RopeKeys(part=1.0))  # fmt: skip
     config = config.filled(_DEFAULTS)
     return describe_shaped(with_rotary_head_dim(config), shape)
 

@@ -26,7 +26,7 @@ def describe(config: Config) -> Decoder:
     shape = Shape(
         model_type="minimax_m2",
         qk_norm="all" if config.flag("use_qk_norm", True) else "",
-        rope_keys=RopeKeys(theta=5_000_000.0),
+        rope_keys=RopeKeys(theta=5_000_000.0, part=1.0),
         mixture=lambda parts, _: _mixture(parts),
     )
     return describe_shaped(config, shape)

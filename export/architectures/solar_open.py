@@ -15,7 +15,7 @@ def describe(config: Config) -> Decoder:
         model_type="solar_open",
         norm=NormKind(epsilon=1e-5),
         qkv_bias=config.flag("attention_bias", False),
-        rope_keys=RopeKeys(theta=1_000_000.0),
+        rope_keys=RopeKeys(theta=1_000_000.0, part=1.0),
         mixture=corrected,
     )
     config = config.filled({"num_experts_per_tok": 8, "moe_intermediate_size": 1280, "head_dim": 128})

@@ -193,6 +193,7 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
         "tie_word_embeddings": "output.weight" not in tensors,
         "head_dim": head_dim,
         "partial_rotary_factor": part,
+        "rotates_parts": True,  # as llama.cpp does, whatever the family
         "rotary_pct": part,
         "attention_bias": is_biased,
         "use_qkv_bias": is_biased,

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.export.checkpoints.end_of_turn import end_of_turn_tokens
 from embedllm.export.gguf.tokenizers.bpe import tokenizer_json
 from embedllm.export.gguf.tokenizers.vocabulary import CONTROL, USER_DEFINED, Vocabulary, read_vocabulary
 from embedllm.files.atomic import write_json
 from embedllm.hub.location import MORE_TEMPLATES
+from embedllm.text.end_of_turn import end_of_turn_tokens
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

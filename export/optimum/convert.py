@@ -88,7 +88,7 @@ def convert_with_optimum(
             copy_texts(texts, partial)
             tokenizer.write(partial)
             warn_of_missing_rows(tokenizer.tokenizer, traced.vocabulary)
-            tokens = special_tokens(reader, traced.vocabulary, tokenizer.ends)
+            tokens = special_tokens(reader, traced.vocabulary, tokenizer.tokenizer.ends)
             warn_of_no_end(tokens["stop"])
             model_type = reader.config.get("model_type")
             described = ExternalGraph(

@@ -43,6 +43,19 @@ def check_replaceable(folder: Path, inputs: Iterable[str | Path]) -> None:
         )
 
 
+def check_copy_is_whole(folder: Path, out: Path) -> None:
+    """Raises ExportError when a package's copy would take the package's own place, and has not what lies in that."""
+    if out.exists() and out.samefile(folder) and (heads := [f"{name}/" for name in _HEADS if _is_head(folder / name)]):
+        raise ExportError(
+            f"'{out}' has what a copy leaves out, and replacing the folder by its own copy would delete it: "
+            f"{', '.join(map(repr, heads))}. Choose another name, or move it away."
+        )
+
+
+def _is_head(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
 def _others(folder: Path) -> Iterator[str]:
     """Files and folders in a package folder that are no part of the package; folders end in "/"."""
     try:
@@ -76,7 +89,7 @@ def _unlisted(folder: Path, listed: Collection[str], parents: Collection[str], i
                 yield name
         elif name in parents:
             yield from _unlisted(folder, listed, parents, f"{name}/")
-        elif name in _HEADS and (folder / name / MANIFEST).is_file():
+        elif name in _HEADS and _is_head(folder / name):
             yield from (f"{name}/{other}" for other in _others(folder / name))
         else:
             yield f"{name}/"

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.export.checkpoints.end_of_turn import end_of_turn_tokens
 from embedllm.export.checkpoints.open_files import reading
 from embedllm.export.writing.tokenizer_class import byte_level_class
 from embedllm.files.json_object import read_json_object
@@ -34,12 +33,6 @@ class PackageTokenizer:
         """Into a package that has the checkpoint's."""
         if self.changed is not None:
             (partial / FILE).write_text(self.changed, encoding="utf-8")
-
-    @property
-    def ends(self) -> list[int]:
-        """The tokens that end a turn: its own EOS token, then those whose text says so."""
-        own = self.tokenizer.eos
-        return end_of_turn_tokens(self.tokenizer.added_tokens, [] if own is None else [own])
 
 
 def read_tokenizer(folder: Path) -> PackageTokenizer:

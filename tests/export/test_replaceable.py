@@ -111,6 +111,18 @@ def test_a_head_behind_a_link_is_replaced_where_it_lies(tmp_path: Path) -> None:
     assert (bits_of(tmp_path / "head"), (package / "mtp").is_symlink()) == (8, True)
 
 
+def test_a_copy_in_place_does_not_lose_the_heads_of_its_package(checkpoint: Path, tmp_path: Path) -> None:
+    package = with_folders(checkpoint, tmp_path)
+    before = contents(package)
+    expected = f"'{package}' has what a copy leaves out, and replacing the folder by its own copy would delete it: "
+    with pytest.raises(ExportError, match=re.escape(expected)):
+        sharding.shard(package, package, 100_000, replace=True, on_progress=no_work)
+    (tmp_path / "link").symlink_to(package)
+    with pytest.raises(ExportError, match="by its own copy would delete it"):
+        sharding.shard(tmp_path / "link", package, replace=True)
+    assert contents(package) == before
+
+
 # Files of users
 
 

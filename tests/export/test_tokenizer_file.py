@@ -71,7 +71,7 @@ def test_a_model_whose_replies_have_messages_goes_on_at_their_ends(tmp_path: Pat
     checkpoint = ending_by(tiny_checkpoint(tmp_path / "checkpoint"))
     renamed(checkpoint, endoftext="return", im_start="end", im_end="call")
     edit(checkpoint / "tokenizer_config.json", eos_token="<|end|>", pad_token=None)
-    assert read_tokenizer(checkpoint).ends == [0, 2]
+    assert read_tokenizer(checkpoint).tokenizer.ends == [0, 2]
 
 
 def test_an_export_says_that_no_stop_token_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 import embedllm
 from embedllm import Model, Sampling
+from embedllm.backends.base import Engine, OpenOptions
+from embedllm.backends.devices import drivers
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.sessions.draft_head import DraftHeadEngine
 from embedllm.cancel import Cancel
 from embedllm.cli.main import cli
-from embedllm.errors import DeviceUnavailable, ExportError, PackageError, UnsupportedModel
+from embedllm.errors import DeviceError, DeviceUnavailable, ExportError, PackageError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.mtp import add_mtp
 from embedllm.generation.speculation.draft_head import HeadDrafter
@@ -189,6 +192,25 @@ def test_a_head_is_refused_where_it_does_not_belong(package: Path, checkpoint: P
     os.rename(tmp_path / "moved", package_of_others / "mtp")  # noqa: PTH104
     with pytest.raises(PackageError, match="made for other weights"):
         embedllm.load(package_of_others, device="cpu", draft=package_of_others / "mtp")
+
+
+def test_a_head_that_there_is_no_memory_for_is_told_with_what_helps(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = DeviceError("ONNX Runtime cannot load 'model.mtp.onnx': std::bad_alloc")
+
+    def fail(_: OpenOptions) -> Engine:
+        raise error
+
+    family = drivers.find_family("cpu")
+    assert family is not None
+    monkeypatch.setitem(drivers._FAMILIES, "cpu", replace(family, open_draft_head=fail))
+    needs = r"'cpu' cannot run this model: memory ran out while its draft head 'mtp' was loaded: 'package' needs about "
+    with pytest.raises(DeviceUnavailable, match=needs) as caught:
+        embedllm.load(package, device="cpu", draft=package / "mtp")
+    assert str(error) in str(caught.value)
+    assert caught.value.tried[0][2].startswith("load it without draft=, close other programs")
+    assert caught.value.__cause__ is error
 
 
 def test_a_checkpoint_without_a_head_or_of_another_model_is_refused(package: Path, tmp_path: Path) -> None:

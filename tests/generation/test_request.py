@@ -103,6 +103,30 @@ def test_memory_that_is_used_up_is_our_error() -> None:
     assert isinstance(caught.value.__cause__, MemoryError)
 
 
+@pytest.mark.parametrize("is_direct", [False, True])
+@pytest.mark.parametrize(
+    "message", ["ONNX Runtime failed at position 2: CUDA failure 2: out of memory", "std::bad_alloc"]
+)
+def test_memory_that_a_runtime_has_none_of_is_told_with_what_helps(message: str, is_direct: bool) -> None:
+    def fail(_: object) -> int:
+        raise DeviceError(message)
+
+    runner = Runner(FakeEngine(fail), Bytes(), is_direct=is_direct)
+    with pytest.raises(DeviceError, match=rf"memory ran out \({message}\)\. Ask for fewer tokens.*draft="):
+        list(runner.stream(request([1, 2]), Cancel()))
+
+
+def test_another_error_of_a_runtime_is_left_as_it_is() -> None:
+    error = DeviceError("the device was lost")
+
+    def fail(_: object) -> int:
+        raise error
+
+    with pytest.raises(DeviceError) as caught:
+        list(Runner(FakeEngine(fail), Bytes()).stream(request([1, 2]), Cancel()))
+    assert caught.value is error
+
+
 @pytest.mark.parametrize("path", [b"demo", 3, None])
 def test_a_model_that_is_no_path_is_refused(path: str) -> None:
     with pytest.raises(TypeError, match=r"the model is .*; expected the path of a folder or a name"):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,17 @@ def test_another_thing_named_demo_does_not_hide_it(
 def test_a_demo_that_was_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("embedllm.loading.resolve.__file__", str(tmp_path / "loading" / "resolve.py"))
     with pytest.raises(PackageError, match="the demo model is not part of this installation"):
+        load()
+
+
+def test_a_demo_inside_of_an_archive_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    archive = tmp_path / "app.pyz"  # as python -m zipapp makes one, from which Python imports
+    archive.touch()
+    monkeypatch.setattr("embedllm.loading.resolve.__file__", str(archive / "embedllm" / "loading" / "resolve.py"))
+    expected = f"the demo model lies in the archive '{archive}', and a model is read from a folder. Unpack its "
+    with pytest.raises(PackageError, match=re.escape(expected)):
         load()
 
 

@@ -72,6 +72,17 @@ def greedy(tokens: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(found[len(tokens) :])
 
 
+def test_a_reply_ends_where_a_turn_does_that_the_configuration_does_not_name(tmp_path: Path) -> None:
+    """As in our own exports: at the tokenizer's EOS token, <|im_end|>, and at <|endoftext|>."""
+    folder = transformers_js(tmp_path / "model")
+    assert open_package(folder).stop_tokens == (5,)
+    with embedllm.load(folder) as model:
+        assert model.package.stop_tokens == (5, 2, 0)
+        model.package.add_stop_tokens([VOCABULARY])  # of which it gives no logits
+        assert model.package.stop_tokens == (5, 2, 0)
+    assert json.loads(embed("inspect", str(folder), "--json").stdout)["stop_tokens"] == [5, 2, 0]
+
+
 # What a graph is fed
 
 
@@ -105,7 +116,7 @@ def test_the_whole_library_runs_it_and_writes_nothing_into_it(tmp_path: Path) ->
         assert reply.tokens == greedy(prompt, 6)
         pieces = list(model.stream(prompt, GREEDY, max_tokens=6, stop_tokens=()))
         assert "".join(piece.text for piece in pieces) == reply.text
-        assert model.package.stop_tokens == (5,)
+        assert model.package.stop_tokens == (5, 2, 0)
         chat = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with embedllm.load(folder, chat_template=chat) as model:
         said = model.chat([{"role": "user", "content": "list files"}], GREEDY, max_tokens=6, stop_tokens=())
@@ -442,7 +453,7 @@ def write_config(folder: Path, **values: object) -> None:
 def test_a_folder_with_names_of_its_own_is_fed_by_them(tmp_path: Path) -> None:
     with embedllm.load(genai(tmp_path / "model")) as model:
         assert model.generate(TOKENS[:5], GREEDY, max_tokens=6, stop_tokens=()).tokens == greedy(TOKENS[:5], 6)
-        assert model.package.stop_tokens == (7, 9)
+        assert model.package.stop_tokens == (7, 9, 2, 0)
         assert model.sampling == embedllm.Sampling(temperature=0.5, top_k=3, top_p=0.9)
 
 

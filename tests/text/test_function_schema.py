@@ -11,7 +11,7 @@ from typing import Any, Literal, Optional
 import pytest
 
 from embedllm.text.chat_template import ChatTemplate
-from embedllm.text.function_schema import tool_schema
+from embedllm.text.function_schema import argument_reader, tool_schema
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -187,6 +187,18 @@ def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function: Callable[
 def test_callables_that_are_not_functions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"tools\[0\] is a type"):
         ChatTemplate("").render(USER, tools=[Tools])
+
+
+def test_the_hints_of_a_function_are_read_once_for_all_calls() -> None:
+    def add(numbers: tuple[int, int]) -> int:
+        """Adds."""
+        return sum(numbers)
+
+    read = argument_reader(add)
+    add.__annotations__.clear()
+    assert read({"numbers": [1, 2]}) == {"numbers": (1, 2)}
+    with pytest.raises(ValueError, match="the argument 'numbers': found 1 values, expected the 2"):
+        read({"numbers": [1]})
 
 
 def test_a_hint_that_cannot_be_resolved_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import typing
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Optional, TypedDict
 
@@ -177,6 +178,17 @@ def test_json_becomes_the_value_of_a_type() -> None:
     assert from_json(movie, Movie) == {"kind": "a", "size": Size(width=1)}
     tree = {"label": "a", "branches": [{"label": "b", "branches": []}]}
     assert from_json(tree, Tree) == Tree("a", [Tree("b", [])])
+
+
+def test_the_hints_of_a_class_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = dataclasses.make_dataclass("Fresh", [("a", int)])
+    reads: list[object] = []
+    resolve = typing.get_type_hints
+    monkeypatch.setattr(
+        typing, "get_type_hints", lambda *args, **options: reads.append(args) or resolve(*args, **options)
+    )
+    assert from_json([{"a": at} for at in range(9)], list[kind]) == [kind(at) for at in range(9)]
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from embedllm.sampling.structured.lark import followed_lark
 from embedllm.sampling.structured.response_format import Source
-from embedllm.text.function_schema import tool_schema, typed_arguments
+from embedllm.text.function_schema import argument_reader, tool_schema
 from embedllm.tools.arguments import check_arguments
 from embedllm.tools.calls import tool_parameters
 from embedllm.tools.families import FORMATS
@@ -116,7 +116,7 @@ def test_a_call_of_a_function_has_arguments_of_its_type_hints(written: ToolForma
         whole += 1
         (call,) = parts.tool_calls
         assert call.problem == "", text
-        arguments = typed_arguments(paint, call.arguments)
+        arguments = argument_reader(paint)(call.arguments)
         assert isinstance(arguments["spot"], Spot)
         assert isinstance(arguments["spot"].colour, Colour)
         assert isinstance(arguments["again"], int | None)

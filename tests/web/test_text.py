@@ -371,10 +371,10 @@ def defaults(folder: Path, text: str | None, words: str) -> dict[str, Any]:
         return {"text": text, "expected": None, "words": words}
     read = read_defaults(folder)
     names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-             "frequency_penalty", "seed")  # fmt: skip
+             "frequency_penalty", "no_repeat_ngram", "seed")  # fmt: skip
     sampling = {name: getattr(read.sampling, name) for name in names}
     biases = dict(read.sampling.logit_bias)
     assert set(biases.values()) <= {-math.inf}  # which JSON has not
     sampling["logit_bias"] = [*biases]
-    bans = bool(read.sampling.no_repeat_ngram or read.sampling.bad_words)
+    bans = bool(read.sampling.bad_words)
     return {"text": text, "expected": {"sampling": sampling, "max_tokens": read.max_tokens, "bans": bans}, "words": ""}

@@ -1,6 +1,6 @@
 // A loaded model on one device of the browser; opens sessions that share its weights.
 
-import { DeviceError } from "../errors.js";
+import { DeviceError, reason } from "../errors.js";
 import { Session } from "./session.js";
 
 /**
@@ -80,9 +80,8 @@ export class Engine {
   /** The DeviceError that ended this engine; ONNX Runtime's binding is in no known state after one. */
   fail(/** @type {unknown} */ error) {
     if (this.#failure) return this.#failure;
-    const message = error instanceof Error ? error.message : String(error);
     this.#failure =
-      error instanceof DeviceError ? error : new DeviceError(`'${this.device.name}' failed: ${message}`, { cause: error });
+      error instanceof DeviceError ? error : new DeviceError(`'${this.device.name}' failed: ${reason(error)}`, { cause: error });
     this.isLost = true;
     this.forget();
     this.onLost(this.#failure);

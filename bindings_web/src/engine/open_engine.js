@@ -1,6 +1,6 @@
 // Opens a model on a device, by what only that kind of device needs: loaded when it is taken.
 
-import { DeviceError } from "../errors.js";
+import { DeviceError, reason } from "../errors.js";
 import { whileOpen } from "./blob_bytes.js";
 
 /** @import { Device, Engine, Parts } from "./engine.js" */
@@ -16,7 +16,6 @@ export async function openEngine(device, parts, options) {
     return await whileOpen(parts.weights, () => open(device, parts, options));
   } catch (error) {
     if (error instanceof DeviceError) throw error;
-    const reason = error instanceof Error ? error.message : String(error);
-    throw new DeviceError(`'${device.name}' cannot load the model: ${reason}`, { cause: error });
+    throw new DeviceError(`'${device.name}' cannot load the model: ${reason(error)}`, { cause: error });
   }
 }

@@ -2,6 +2,7 @@
 //
 // The model and its answers are those of the desktop (backends/probe/model, made by tools/make_probe.py).
 
+import { reason } from "../errors.js";
 import { WEIGHTS } from "../package/manifest.js";
 import { Decoder } from "./model_shape.js";
 import { openEngine } from "./open_engine.js";
@@ -43,7 +44,7 @@ async function run(device, { base, url }) {
       if (off <= TOLERANCES[variant]) return { variant, reason: troubles.join("; ") };
       troubles.push(`'${variant}': the probe's logits are off by ${off.toPrecision(3)}`);
     } catch (error) {
-      troubles.push(`'${variant}': ${error instanceof Error ? error.message : error}`);
+      troubles.push(`'${variant}': ${reason(error)}`);
     }
   }
   return { variant: "", reason: `the probe failed: ${troubles.join("; ")}` };

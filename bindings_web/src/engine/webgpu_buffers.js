@@ -1,6 +1,6 @@
 // What the steps of a sequence on WebGPU read and write: buffers at fixed places, bound to ONNX Runtime once.
 
-import { DeviceError } from "../errors.js";
+import { DeviceError, reason } from "../errors.js";
 import { FLOAT, FLOAT16, INT32, INT64, ROPE_TABLES } from "./ort_calls.js";
 import { StepReplay } from "./step_replay.js";
 
@@ -236,7 +236,7 @@ export class GpuBuffers {
     try {
       return await StepReplay.of(this.#model.device, run, this.capacity);
     } catch (error) {
-      console.info(`embedllm: ONNX Runtime replays steps: ${error instanceof Error ? error.message : error}`);
+      console.info(`embedllm: ONNX Runtime replays steps: ${reason(error)}`);
       return null;
     }
   }

@@ -2,7 +2,7 @@
 
 import { WEIGHTS } from "../package/manifest.js";
 import { BlobBytes } from "./blob_bytes.js";
-import { DeviceError } from "../errors.js";
+import { DeviceError, reason } from "../errors.js";
 import { Engine } from "./engine.js";
 import { GpuModel } from "./webgpu_model.js";
 import { GpuSteps } from "./webgpu_steps.js";
@@ -54,7 +54,7 @@ export async function openGpu(device, parts, { base }) {
 
 /** Says why steps run kernel by kernel. @param {unknown} error */
 function tellUncaptured(error) {
-  console.info(`embedllm: steps are not captured: ${error instanceof Error ? error.message : error}`);
+  console.info(`embedllm: steps are not captured: ${reason(error)}`);
   return null;
 }
 

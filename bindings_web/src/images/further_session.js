@@ -2,7 +2,7 @@
 
 import { BlobBytes, whileOpen } from "../engine/blob_bytes.js";
 import { loadCpuRuntime, loadGpuRuntime } from "../engine/ort_runtime.js";
-import { DeviceError } from "../errors.js";
+import { DeviceError, reason } from "../errors.js";
 import { WEIGHTS } from "../package/manifest.js";
 
 /** @import { Loaded } from "../worker/load_model.js" */
@@ -25,7 +25,7 @@ export async function openSession({ package: opened, device, base, threads }, va
     logSeverityLevel: 3,
   }));
   const session = await making.catch((error) => {
-    throw new DeviceError(`'${device.name}' cannot load '${graph.file}': ${error instanceof Error ? error.message : error}`, { cause: error });
+    throw new DeviceError(`'${device.name}' cannot load '${graph.file}': ${reason(error)}`, { cause: error });
   });
   /** @type {number} of the session, for calls of the C functions */
   const handle = module().lastSession;

@@ -4,6 +4,7 @@ import { TemplateError } from "../errors.js";
 import { strip } from "../template/strings.js";
 import { loadFormats } from "../template/formats.js";
 import { SandboxedTemplate } from "../template/template.js";
+import { isObject } from "./manifest.js";
 import { readJsonObject, readTokenizerConfig } from "./tokenizer_config.js";
 
 /** @typedef {import("./content_marks.js").ContentMarks} ContentMarks */
@@ -150,9 +151,6 @@ function legacyTemplate(texts) {
   const template = readJsonObject(texts, "chat_template.json").chat_template;
   return typeof template === "string" ? template : null;
 }
-
-/** @param {unknown} value @returns {value is Record<string, unknown>} */
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 /**
  * A copy in plain types, without entries that are null, and with reasoning under each of its names.

@@ -1,13 +1,14 @@
 /** A model's own defaults for generation, from its generation_config.json: the twin of embedllm/generation/defaults.py. */
 
-import { PackageError } from "../errors.js";
+import { PackageError, reason } from "../errors.js";
+import { isObject } from "./manifest.js";
 import { Sampling } from "../sampling/options.js";
 
 const TOP_K = 50; // transformers samples from the best 50 when do_sample is set and nothing else is said
-const RARE = ["no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"];
+const RARE = ["bad_words_ids", "suppress_tokens"];
 
 /**
- * What a call gets that does not say otherwise. max_tokens: null for what is left of the context. bans: of every reply.
+ * What a call gets that does not say otherwise. max_tokens: null for what is left of the context. bans: of words, of every reply.
  *
  * @typedef {{sampling: Sampling, max_tokens: number | null, bans: import("../sampling/bans.js").MakeBans | null}} Defaults
  */
@@ -24,25 +25,24 @@ export async function readDefaults(texts) {
   if (text === undefined) return { sampling: new Sampling({ temperature: 0 }), max_tokens: null, bans: null };
   try {
     const data = JSON.parse(text);
-    if (data === null || typeof data !== "object" || Array.isArray(data)) throw new RangeError("no JSON object");
+    if (!isObject(data)) throw new RangeError("no JSON object");
     /** @param {string} name @param {unknown} other */
     const value = (name, other) => data[name] ?? other;
-    const repetition_penalty = value("repetition_penalty", 1);
+    const always = { repetition_penalty: value("repetition_penalty", 1), no_repeat_ngram: value("no_repeat_ngram_size", 0) };
     const options = !value("do_sample", false)
-      ? { temperature: 0, repetition_penalty }
+      ? { temperature: 0 }
       : {
           temperature: value("temperature", 1),
           top_k: value("top_k", TOP_K),
           top_p: value("top_p", 1),
           min_p: value("min_p", 0),
           typical_p: value("typical_p", 1),
-          repetition_penalty,
         };
     const limit = value("max_new_tokens", null);
     if (limit !== null && (!Number.isInteger(limit) || limit < 1)) throw new RangeError(`max_new_tokens is ${JSON.stringify(limit)}`);
     const { bans = null, ...biases } = RARE.some((name) => data[name]) ? (await import("../sampling/bans.js")).readBans(data) : {};
-    return { sampling: new Sampling({ ...options, ...biases }), max_tokens: limit, bans };
+    return { sampling: new Sampling({ ...always, ...options, ...biases }), max_tokens: limit, bans };
   } catch (error) {
-    throw new PackageError(`cannot use 'generation_config.json': ${error instanceof Error ? error.message : error}.`, { cause: error });
+    throw new PackageError(`cannot use 'generation_config.json': ${reason(error)}.`, { cause: error });
   }
 }

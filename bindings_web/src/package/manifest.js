@@ -199,8 +199,8 @@ const isPrintable = (name) => !/[\p{C}\p{Z}]/u.test(name.replaceAll(" ", ""));
 /** @param {unknown} name */
 const outside = (name) => `it names the file ${shown(name)}; expected one inside its folder, of printable characters`;
 
-/** @param {unknown} value */
-const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+/** @param {unknown} value @returns {value is Record<string, any>} */
+export const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 /**
  * @param {unknown} value

@@ -1,6 +1,7 @@
 /** What the small files beside tokenizer.json say: special tokens, their flags, chat templates. Twin of tokenizer_config.py. */
 
-import { PackageError } from "../errors.js";
+import { PackageError, reason } from "../errors.js";
+import { isObject } from "./manifest.js";
 
 /** @typedef {any} Json a value of a JSON file: its shape is checked where it is used */
 
@@ -77,14 +78,8 @@ export function readJsonObject(texts, name) {
   }
 }
 
-/** @param {unknown} error */
-export const reason = (error) => (error instanceof Error ? error.message : String(error));
-
 /** What Python's `or` would go past is null here. @param {Json} value */
 const filled = (value) => (!value || (typeof value === "object" && Object.keys(value).length === 0) ? null : value);
-
-/** @param {Json} value */
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 /** @param {Json} value @returns {Record<string, Json>} */
 function object(value) {

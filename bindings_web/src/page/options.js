@@ -23,6 +23,7 @@ import { checkedUrls } from "../libraries.js";
  * @property {number} [repetition_penalty] 1 = off
  * @property {number} [presence_penalty] 0 = off
  * @property {number} [frequency_penalty] 0 = off
+ * @property {number} [no_repeat_ngram] no n-gram of N tokens occurs twice in prompt and reply; 0 = off
  * @property {Record<string, number>} [logit_bias] added to the logits, by token id; -100 to 100, -Infinity forbids
  * @property {number} [seed] same seed, same logits: same tokens
  * @property {number} [max_tokens] not given: the model's default, or what is left of the context
@@ -39,7 +40,7 @@ import { checkedUrls } from "../libraries.js";
  */
 
 const SAMPLING = ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-  "frequency_penalty", "logit_bias", "seed"];
+  "frequency_penalty", "no_repeat_ngram", "logit_bias", "seed"];
 const FOR_TEMPLATE = ["tools", "documents", "variables", "continue_final_message"];
 const OTHERS = ["max_tokens", "stop", "stop_tokens", "logprobs", "special", "response_format"];
 

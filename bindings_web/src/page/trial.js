@@ -2,6 +2,7 @@
 //
 // Both make a short reply, the CPU in a worker that is ended after it. The result is for loads to come (engine/trials.js).
 
+import { reason } from "../errors.js";
 import { lostError } from "../worker/protocol.js";
 import { replyOf } from "./options.js";
 import { start } from "./create_worker.js";
@@ -57,7 +58,7 @@ export class Trial {
       if (gpu.step_s > this.#untried.leastStep_s) times.wasm = (await this.#timedOnCpu(signal)).reply_s;
     } catch (error) {
       if (signal.aborted) return; // the next pause is waited for
-      console.info(`embedllm: no trial of 'wasm': ${error instanceof Error ? error.message : error}`);
+      console.info(`embedllm: no trial of 'wasm': ${reason(error)}`);
     }
     this.#hasEnded = true;
     if (times.webgpu && !this.#link.ended) this.#link.tell("rememberTrial", { ...this.#untried, times });

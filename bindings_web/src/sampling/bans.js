@@ -1,10 +1,10 @@
-// Which tokens may not come next, as a generation_config.json asks: the twin of embedllm/sampling/bans.py. Loaded where one does.
+// Which tokens may not come next, as a generation_config.json or a call asks: the twin of embedllm/sampling/bans.py. Loaded where one does.
 
 /**
  * @import { ArrayLogits } from "./array_logits.js"
  * @import { Constraint } from "./sampler.js"
- * @typedef {(prompt: readonly number[], constraint: Constraint | null) => Constraint} MakeBans of a reply: its prompt's
- *   text, and what else it is held to
+ * @typedef {(prompt: readonly number[], constraint: Constraint | null, ngram: number) => Constraint} MakeBans of a reply:
+ *   its prompt's text, what else it is held to, and of which size no n-gram occurs twice; 0 = off
  */
 
 const MOST_ID = 2 ** 31 - 1;
@@ -16,16 +16,16 @@ const IDS = `token ids, 0 to ${MOST_ID}`;
  * @param {Record<string, any>} data of the file
  * @returns {{logit_bias: [token: number, bias: number][], bans: MakeBans | null}}
  */
-export function readBans({ no_repeat_ngram_size: size, bad_words_ids: words, suppress_tokens: suppressed }) {
-  const ngram = size ?? 0;
+export function readBans({ bad_words_ids: words, suppress_tokens: suppressed }) {
   const banned = listOf("bad_words", words, `a list of sequences of ${IDS}`).map(sequenceOf);
-  if (typeof ngram !== "number" || ngram < 0) throw new RangeError(`no_repeat_ngram is ${shown(ngram)}; expected 0 (off) or more`);
-  if (!Number.isInteger(ngram)) throw new RangeError(`no_repeat_ngram is ${ngram}; expected a whole number, 0 = off`);
   return {
     logit_bias: listOf("suppress_tokens", suppressed, `a list of ${IDS}`).map((token) => [token, -Infinity]),
-    bans: ngram || banned.length ? (prompt, constraint) => new BannedTokens(ngram, banned, prompt, constraint) : null,
+    bans: banned.length ? bansOf(banned) : null,
   };
 }
+
+/** @param {readonly (readonly number[])[]} words @returns {MakeBans} */
+export const bansOf = (words) => (prompt, constraint, ngram) => new BannedTokens(ngram, words, prompt, constraint);
 
 /** What a reply may not go on with, and what else holds it. @implements {Constraint} */
 class BannedTokens {

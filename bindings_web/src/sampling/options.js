@@ -16,6 +16,7 @@ const MOST_ID = 2 ** 31 - 1; // graphs take signed ids
  * @property {number} [repetition_penalty] divides positive, multiplies negative logits of prompt and reply; 1 = off
  * @property {number} [presence_penalty] subtracted from the logits of tokens that are in the reply; 0 = off
  * @property {number} [frequency_penalty] subtracted once for every time that the token is in the reply; 0 = off
+ * @property {number} [no_repeat_ngram] no n-gram of N tokens occurs twice in prompt and reply; 0 = off
  * @property {Iterable<readonly [number, number]> | Record<string, number>} [logit_bias] added, by token; a Map, pairs
  *   or an object; kept as pairs in the order of ids
  * @property {number | bigint | null} [seed] same seed, same logits: same tokens; null = different ones each time
@@ -35,6 +36,7 @@ const RANGES = [
   ["repetition_penalty", 0.01, 100, "0.01 to 100, 1 = off"],
   ["presence_penalty", -2, 2, "-2 to 2, 0 = off"], // this and the next: OpenAI's ranges
   ["frequency_penalty", -2, 2, "-2 to 2, 0 = off"],
+  ["no_repeat_ngram", 0, Infinity, "0 (off) or more"],
 ];
 
 /**
@@ -51,6 +53,7 @@ export class Sampling {
   repetition_penalty = 1;
   presence_penalty = 0;
   frequency_penalty = 0;
+  no_repeat_ngram = 0;
   /** @type {readonly (readonly [token: number, bias: number])[]} */
   logit_bias = [];
   /** @type {number | bigint | null} */
@@ -69,8 +72,8 @@ export class Sampling {
     const given = Object.entries(options).filter(([, value]) => value !== undefined);
     Object.assign(this, Object.fromEntries(given));
     for (const [name, least, most, expected] of RANGES) check(name, this[name], least, most, expected);
-    if (!Number.isInteger(this.top_k)) {
-      throw new RangeError(`top_k is ${this.top_k}; expected a whole number, 0 = off`);
+    for (const name of /** @type {const} */ (["top_k", "no_repeat_ngram"])) {
+      if (!Number.isInteger(this[name])) throw new RangeError(`${name} is ${this[name]}; expected a whole number, 0 = off`);
     }
     if (this.seed !== null) checkedSeed(this.seed);
     this.logit_bias = biases(this.logit_bias);

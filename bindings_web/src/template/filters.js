@@ -5,8 +5,8 @@ import { toJson } from "./json.js";
 import { attribute, bind, dotted, subscript } from "./methods.js";
 import { capitalize, lines, replace, strip } from "./strings.js";
 import {
-  compare, Float, hashable, isEqual, isTrue, iterate, Lazy, lengthOf, Markup, numberOf, PythonError, text, Tuple, tuple, typeError,
-  typeName, Undefined, unmarked, unsupported, View, whole,
+  compare, Float, hashable, isEqual, isSequence, isTrue, iterate, Lazy, lengthOf, Markup, numberOf, PythonError, text, Tuple, tuple, typeError,
+  typeName, Undefined, unmarked, unsupported, whole,
 } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
@@ -25,7 +25,7 @@ export const TESTS = {
   integer: (v) => typeof v === "number",
   float: (v) => v instanceof Float,
   mapping: (v) => v instanceof Map,
-  sequence: (v) => typeof v === "string" || v instanceof Map || v instanceof Undefined || (Array.isArray(v) && !(v instanceof View)),
+  sequence: (v) => typeof v === "string" || v instanceof Map || v instanceof Undefined || isSequence(v),
   iterable: (v) => typeof v === "string" || v instanceof Map || v instanceof Undefined || v instanceof Lazy || Array.isArray(v),
   callable: (v) => typeof v === "function" || v instanceof Undefined,
   odd: (v) => Math.abs(need(v) % 2) === 1,

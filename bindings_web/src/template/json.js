@@ -1,6 +1,6 @@
 /** Python's json.dumps for the values of a chat template: models saw its very spaces in training. */
 
-import { Float, isTrue, Markup, numberOf, Range, text, typeError, typeName, View } from "./values.js";
+import { Float, isSequence, isTrue, Markup, numberOf, Range, text, typeError, typeName } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
 
@@ -44,7 +44,7 @@ export function toJson(value, { ensure_ascii = false, indent = null, separators 
       if (isTrue(sort_keys)) entries.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0));
       return listed(entries.map(([name, entry]) => quoted(name) + colon + write(entry, margin + step)), "{", "}", margin);
     }
-    if (Array.isArray(item) && !(item instanceof View || item instanceof Range)) {
+    if (isSequence(item) && !(item instanceof Range)) {
       return listed(Array.from(item, (entry) => write(entry, margin + step)), "[", "]", margin);
     }
     return typeError(`Object of type ${typeName(item)} is not JSON serializable`);

@@ -3,7 +3,7 @@
 import { formatText } from "./formats.js";
 import { TEXT_METHODS } from "./strings.js";
 import {
-  Float, hashable, isEqual, iterate, lengthOf, Markup, Namespace, PythonError, Range, text, tuple, Tuple, typeError, typeName, Undefined,
+  Float, hashable, isEqual, isSequence, iterate, lengthOf, Markup, Namespace, PythonError, Range, text, tuple, Tuple, typeError, typeName, Undefined,
   unmarked, unsupported, valueError, View,
 } from "./values.js";
 
@@ -80,14 +80,14 @@ function method(value, name) {
   /** @type {Record<string, [string, (...args: Value[]) => Value]>} */
   const methods =
     typeof value === "string" ? TEXT_METHODS : value instanceof Map ? DICT_METHODS
-      : Array.isArray(value) && !(value instanceof View) ? LIST_METHODS : {};
+      : isSequence(value) ? LIST_METHODS : {};
   const isTyped = methods !== undefined && !(value instanceof Namespace) && value !== null && typeof value !== "function";
   const known = Object.hasOwn(methods, name) && !((value instanceof Tuple || value instanceof Range) && name === "copy") ? methods[name] : undefined;
   if (known) {
     /** @type {Callable} */
     return (args, named) => known[1](value, ...bind(name, known[0], args, named));
   }
-  const isContainer = value instanceof Map || (Array.isArray(value) && !(value instanceof Tuple || value instanceof Range || value instanceof View));
+  const isContainer = value instanceof Map || (isSequence(value) && !(value instanceof Tuple || value instanceof Range));
   if (isContainer && CHANGING.test(name)) {
     throw new PythonError("SecurityError", `'${name}' of a ${typeName(value)} is not allowed: it would change it`);
   }
@@ -110,8 +110,8 @@ function item(value, key) {
   if (value instanceof Undefined) return value.fail();
   if (value instanceof Map) return value.get(key instanceof Float && Number.isInteger(key.value) ? key.value : unmarked(key));
   if (value instanceof Markup && typeof key === "number") return unsupported("a letter of a text that is marked safe");
-  const isSequence = typeof value === "string" || (Array.isArray(value) && !(value instanceof View));
-  if (!isSequence || (typeof key !== "number" && typeof key !== "boolean")) return undefined;
+  const isIndexed = typeof value === "string" || isSequence(value);
+  if (!isIndexed || (typeof key !== "number" && typeof key !== "boolean")) return undefined;
   return (typeof value === "string" ? [...value] : value).at(Number(key));
 }
 
@@ -144,7 +144,7 @@ function missing(value, key) {
 export function slice(value, [start, stop, step]) {
   if (value instanceof Undefined) value.fail();
   if (value instanceof Markup) return unsupported("a part of a text that is marked safe");
-  if (typeof value !== "string" && (!Array.isArray(value) || value instanceof View)) {
+  if (typeof value !== "string" && !isSequence(value)) {
     typeError(`'${typeName(value)}' object is not subscriptable`);
   }
   const items = iterate(value);

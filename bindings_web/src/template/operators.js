@@ -1,7 +1,7 @@
 /** The operators of Python on the values of a chat template. */
 
 import { formatPercent } from "./formats.js";
-import { compare, Float, isEqual, Markup, numberOf, PythonError, Range, text, Tuple, tuple, typeError, typeName, Undefined, unsupported, View, whole } from "./values.js";
+import { compare, Float, isEqual, isSequence, Markup, numberOf, PythonError, Range, text, Tuple, tuple, typeError, typeName, Undefined, unsupported, whole } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
 
@@ -61,7 +61,7 @@ function sequences(operator, left, right) {
   if (operator === "%" && typeof left === "string") return formatPercent(left, right instanceof Tuple ? Array.from(right) : [right]);
   if (operator === "+") {
     if (typeof left === "string" && typeof right === "string") return left + right;
-    const areLists = Array.isArray(left) && Array.isArray(right) && typeName(left) === typeName(right) && !(left instanceof View || left instanceof Range);
+    const areLists = isSequence(left) && isSequence(right) && typeName(left) === typeName(right) && !(left instanceof Range);
     if (areLists) return left instanceof Tuple ? tuple(...left, ...right) : [...left, ...right];
   }
   if (operator !== "*") return undefined;
@@ -70,7 +70,7 @@ function sequences(operator, left, right) {
   const times = Number(count);
   if (times * (value?.length ?? 0) > 1e6) throw new PythonError("OverflowError", "a repeated text or list of more than 1,000,000 items");
   if (typeof value === "string") return value.repeat(Math.max(0, times));
-  if (!Array.isArray(value) || value instanceof View || value instanceof Range) return undefined;
+  if (!isSequence(value) || value instanceof Range) return undefined;
   const items = Array.from({ length: Math.max(0, times) }, () => Array.from(value)).flat();
   return value instanceof Tuple ? tuple(...items) : items;
 }

@@ -3,7 +3,7 @@
  * A template sees values of its own kinds only (values.js) and what is listed here, never an object of the page.
  */
 
-import { TemplateError } from "../errors.js";
+import { TemplateError, reason } from "../errors.js";
 import { renderTemplate, Scope } from "./evaluate.js";
 import { parseTemplate } from "./parse.js";
 import { strftime } from "./time.js";
@@ -34,9 +34,8 @@ export class SandboxedTemplate {
     try {
       this.#body = parseTemplate(library, source).body;
     } catch (error) {
-      const reason = error instanceof Error ? error.message : String(error);
       throw new TemplateError(
-        `the chat template is not valid Jinja, or uses what the template engine of a browser lacks: ${reason}`, { cause: error },
+        `the chat template is not valid Jinja, or uses what the template engine of a browser lacks: ${reason(error)}`, { cause: error },
       );
     }
   }
@@ -54,8 +53,7 @@ export class SandboxedTemplate {
     } catch (error) {
       if (error instanceof Refusal) throw new TemplateError(`the chat template refuses the messages: ${error.message}`, { cause: error });
       const kind = error instanceof PythonError ? error.kind : error instanceof RangeError ? "RecursionError" : "error";
-      const reason = error instanceof Error ? error.message : String(error);
-      throw new TemplateError(`the chat template fails on these messages: ${kind}: ${reason}`, { cause: error });
+      throw new TemplateError(`the chat template fails on these messages: ${kind}: ${reason(error)}`, { cause: error });
     }
   }
 }

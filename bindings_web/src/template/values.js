@@ -125,6 +125,9 @@ export function isTrue(value) {
   return value instanceof Undefined ? false : Boolean(value);
 }
 
+/** Whether it is a list, a tuple or a range. @param {Value} value */
+export const isSequence = (value) => Array.isArray(value) && !(value instanceof View);
+
 /** The number that a value counts as, null when it is none; a bool is one. @param {Value} value */
 export function numberOf(value) {
   if (value instanceof Float) return value.value;
@@ -151,7 +154,7 @@ export function compare(left, right, sign = "<") {
   if (a !== null && b !== null) return Math.sign(a - b);
   const both = [left, right].map(unmarked);
   const areTexts = both.every((value) => typeof value === "string");
-  if (areTexts || (both.every(Array.isArray) && typeName(left) === typeName(right) && !(left instanceof View || left instanceof Range))) {
+  if (areTexts || (both.every(isSequence) && typeName(left) === typeName(right) && !(left instanceof Range))) {
     const [first, second] = areTexts ? both.map((text) => [...text].map((letter) => letter.codePointAt(0))) : [left, right];
     const at = first.findIndex((/** @type {Value} */ item, /** @type {number} */ i) => i >= second.length || !isEqual(item, second[i]));
     if (at < 0) return first.length < second.length ? -1 : 0;

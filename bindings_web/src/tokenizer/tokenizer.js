@@ -5,7 +5,7 @@
  * merged splits, flags of added tokens, byte tokens that are no UTF-8, byte order marks.
  */
 
-import { PackageError } from "../errors.js";
+import { PackageError, reason } from "../errors.js";
 import { AddedTokens, addedTokenSplitter } from "./added_tokens.js";
 import { decoder } from "./detokenize.js";
 import { NORMALIZERS, PRE_TOKENIZERS } from "./encoder_parts.js";
@@ -13,7 +13,7 @@ import { normalizer } from "./normalize.js";
 import { postProcessor } from "./postprocess.js";
 import { preTokenizer } from "./pretokenize.js";
 import { vocabulary } from "./vocabulary.js";
-import { addedToken, reason, readTokenizerConfig } from "../package/tokenizer_config.js";
+import { addedToken, readTokenizerConfig } from "../package/tokenizer_config.js";
 
 /** @typedef {import("./parts.js").Library} Library the module @huggingface/tokenizers */
 /** @typedef {import("../package/tokenizer_config.js").TokenizerConfig} TokenizerConfig */

@@ -123,7 +123,8 @@ class Model {
    */
   async #request(reply) {
     const { tokenizer, manifest, engine } = this.#loaded;
-    const { sampling, max_tokens, bans } = this.#defaults;
+    const { max_tokens, bans } = this.#defaults;
+    const sampling = new Sampling({ ...this.#defaults.sampling, ...reply.sampling });
     if (reply.stop_tokens?.some((token) => token >= engine.vocabulary)) {
       throw new RangeError(`stop_tokens is [${reply.stop_tokens}]; expected a list of token ids, 0 to ${engine.vocabulary - 1}.`);
     }
@@ -132,7 +133,7 @@ class Model {
     for (const token of special) if (token !== null && tokenizer.specialTokens.has(token)) stopTokens.add(token);
     return {
       prompt: await this.#tokens(reply),
-      sampling: new Sampling({ ...sampling, ...reply.sampling }),
+      sampling,
       max_tokens: reply.max_tokens ?? max_tokens,
       stop: reply.stop,
       stop_tokens: stopTokens,
@@ -140,7 +141,7 @@ class Model {
       special: reply.special,
       is_continuation: typeof reply.prompt[0] !== "object" || reply.continue_final_message,
       constraint: (await this.#grammars.maker(reply.response_format))?.(stopTokens) ?? null,
-      bans,
+      bans: bans ?? (sampling.no_repeat_ngram ? (await import("../sampling/bans.js")).bansOf([]) : null),
     };
   }
 

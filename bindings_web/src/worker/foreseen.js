@@ -20,7 +20,7 @@ export async function foreseen(reply, texts, isHeld) {
   try {
     const defaults = await readDefaults(texts);
     const sampling = new Sampling({ ...defaults.sampling, ...reply.sampling });
-    if (isHeld || defaults.bans) return { reply, draws: null };
+    if (isHeld || defaults.bans || sampling.no_repeat_ngram) return { reply, draws: null };
     const seed = sampling.seed ?? crypto.getRandomValues(new Uint32Array(1))[0];
     const draws = drawsBySeed(new Sampling({ ...sampling, seed }), reply.max_tokens ?? Infinity);
     return { reply: { ...reply, sampling: { ...reply.sampling, seed } }, draws };

@@ -20,7 +20,7 @@ import { StopStrings, TextStream } from "../sampling/text_stream.js";
 /**
  * One generation to run. max_tokens: null = what is left of the context. top_count: of the most probable tokens to
  * report for each step. special: special tokens are part of the text. is_continuation: the text goes on from the prompt's.
- * bans: what the model's defaults forbid.
+ * bans: what the model's defaults or the sampling forbid.
  *
  * @typedef {{prompt: number[], sampling: Sampling, max_tokens: number | null, stop: string[], stop_tokens: Set<number>,
  *   top_count: number, special: boolean, is_continuation: boolean, constraint: Constraint | null,
@@ -169,7 +169,7 @@ export class Runner {
     const { chunk, images } = this.#engine;
     const held = sequence.keep(prompt, images);
     const text = prompt.filter((token) => token < this.#engine.vocabulary); // the rest stands for images
-    const sampler = new Sampler(sampling, text, { constraint: bans ? bans(text, constraint) : constraint });
+    const sampler = new Sampler(sampling, text, { constraint: bans?.(text, constraint, sampling.no_repeat_ngram) ?? constraint });
     const room = this.#engine.context - prompt.length;
     const wanted = max_tokens ?? room + 1;
     const generation = new Generation({

@@ -40,11 +40,14 @@ def tune(
     precision is chosen. Run it on an idle machine.
     """
     import embedllm
+    from embedllm.loading import tuning_record
 
     if forget:
         count = embedllm.forget_tuning(model)
         click.echo(json.dumps({"forgotten": count}) if as_json else f"forgotten: {count}")
         return
+    if reason := tuning_record.unwritable():  # before a minute of measuring
+        raise EmbedError(f"the results could not be stored, and so nothing was measured: {reason}.")
     fetch(model)
     trials: set[str] = set()
 

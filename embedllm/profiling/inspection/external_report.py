@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from embedllm.errors import PackageError
 from embedllm.package.package import Package
 from embedllm.profiling.inspection.package_report import Memory, memory
+from embedllm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ def describe_external(package: Package, contexts: Sequence[int] = ()) -> Externa
     external, described = package.external, package.external_graph
     if external is None:
         raise PackageError(f"'{package.folder}' has a manifest of ours.")
+    with suppress(PackageError):  # as in a load, which needs a tokenizer
+        package.add_stop_tokens(Tokenizer.open(package.folder).ends)
     graph = package.graphs[0]
     layers = Counter(f"{heads} KV heads of {size}" for heads, size in described.kv)
     return ExternalDescription(

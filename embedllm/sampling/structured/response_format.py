@@ -8,20 +8,31 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Literal,
+    Protocol,
+    TypeAlias,
+    cast,
+    get_args,
+    get_origin,
+    runtime_checkable,
+)
 
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.structured.json_schema import closed
 from embedllm.sampling.structured.regex_classes import python_classes
 from embedllm.text.lone_surrogates import check_text
-from embedllm.text.type_schema import TypeSchemas, from_json, has_fields
+from embedllm.text.type_schema import TypeSchemas, from_json
 
 if TYPE_CHECKING:
+    from types import UnionType
+
     from embedllm.text.chat_template import JSON
 
-T = TypeVar("T")
 Kind = Literal["json_schema", "regex", "choices", "lark"]
 
 
@@ -33,8 +44,8 @@ class HasJSONSchema(Protocol):
 
 
 # OpenAI's object; {"type": KIND, KIND: ...} for a regex, a Lark grammar or choices; or one of these as it is.
-# type: of an Enum, a dataclass or a TypedDict
-ResponseFormat: TypeAlias = "Mapping[str, object] | HasJSONSchema | type | re.Pattern[str] | Sequence[str]"
+# type, UnionType: what embedllm/text/type_schema.py has a schema of
+ResponseFormat: TypeAlias = "Mapping[str, object] | HasJSONSchema | type | UnionType | re.Pattern[str] | Sequence[str]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +67,8 @@ class Grammars(Protocol):
 _SHAPES = (
     '{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, {"type": "json_object"}, {"type": "text"}, '
     '{"type": "regex", "regex": ...}, {"type": "lark", "lark": ...}, {"type": "choices", "choices": [...]}, a pydantic '
-    "class, a dataclass, a TypedDict, an Enum, a compiled regex or a list of texts"
+    "class, a dataclass, a TypedDict, an Enum, another type of these, such as list[int], a compiled regex or a list of "
+    "texts"
 )
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}
 _OF_SCHEMA = {"name", "description", "schema", "strict"}  # every schema is followed strictly
@@ -71,10 +83,8 @@ def grammar_source(response_format: ResponseFormat | None) -> Source | None:
         return None
     if isinstance(response_format, Mapping):
         return _of_object(response_format)
-    if isinstance(response_format, HasJSONSchema):
-        return _schema(closed(response_format.model_json_schema()))
-    if isinstance(response_format, type):
-        return _of_class(response_format)
+    if isinstance(response_format, type | HasJSONSchema) or get_origin(response_format) is not None:
+        return _reply_type(response_format).source()
     if isinstance(response_format, re.Pattern):
         return _regex(response_format)
     if isinstance(response_format, Sequence) and not isinstance(response_format, str | bytes):
@@ -82,47 +92,71 @@ def grammar_source(response_format: ResponseFormat | None) -> Source | None:
     raise ValueError(f"response_format is {response_format!r}; expected {_SHAPES}.")
 
 
-def _of_class(kind: type) -> Source:
-    """An Enum's values to choose from; else an object of the class's fields."""
-    where = f"response_format '{kind.__name__}'"
-    if issubclass(kind, enum.Enum):
-        TypeSchemas().read(kind, where)  # refuses other values than texts, numbers and the like
-        return _choices(list(map(_member_text, kind)))
-    if hasattr(kind, "__pydantic_fields__"):
-        from pydantic import TypeAdapter  # which has made the class
+def read_reply(text: str, kind: object) -> object:
+    """The object that a reply stands for, whose response_format was its type.
 
-        return _schema(closed(TypeAdapter(kind).json_schema()))
-    if not has_fields(kind):
-        raise ValueError(f"response_format is the class {kind.__name__}; expected {_SHAPES}.")
-    types = TypeSchemas()
-    schema = types.read(kind, where)
-    return _schema({**schema, "$defs": types.definitions} if types.definitions else schema)
-
-
-def _member_text(member: enum.Enum) -> str:
-    """How a reply names a member of an Enum."""
-    return member.value if isinstance(member.value, str) else json.dumps(member.value)
-
-
-def read_reply(text: str, kind: type[T]) -> T:
-    """The object that a reply stands for, whose response_format was its class.
-
-    Raises ValueError where it stands for none, and for a class that is no response_format.
+    Raises ValueError where it stands for none, and for a type that is no response_format.
     """
-    if issubclass(kind, enum.Enum):
-        member = next((one for one in kind if _member_text(one) == text), None)
-        if member is None:
-            raise ValueError(f"found {text!r}, expected one of {list(map(_member_text, kind))}")
-        return cast("T", member)
-    if hasattr(kind, "model_validate_json"):
-        return cast("Any", kind).model_validate_json(text)
-    if hasattr(kind, "__pydantic_fields__"):
+    return _reply_type(kind).read(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplyType:
+    """A type as a response_format."""
+
+    source: Callable[[], Source]
+    read: Callable[[str], object]  # raises ValueError for a reply that stands for no value of the type
+
+
+def _reply_type(hint: object) -> _ReplyType:
+    """Raises ValueError, with the name of the type and its field, where it has no JSON schema."""
+    if isinstance(hint, HasJSONSchema):
+        read = getattr(hint, "model_validate_json", None) or partial(_refuse, "it has no 'model_validate_json'")
+        return _ReplyType(lambda: _schema(closed(hint.model_json_schema())), read)
+    if _has_pydantic_class(hint):
         from pydantic import TypeAdapter  # which has made the class
 
-        return TypeAdapter(kind).validate_json(text)
-    if not has_fields(kind):
-        raise ValueError("expected a dataclass, a TypedDict, an Enum or a pydantic class")
-    return cast("T", from_json(json.loads(text), kind))
+        adapter = TypeAdapter(cast("type", hint))
+        return _ReplyType(lambda: _schema(closed(adapter.json_schema())), adapter.validate_json)
+    types = TypeSchemas()
+    schema = types.read(hint, f"response_format '{type_name(hint)}'")
+    if (values := _values(hint)) is not None:
+        return _ReplyType(lambda: _choices([*values]), partial(_value_of, values))
+    if types.definitions:
+        schema = {**schema, "$defs": types.definitions}
+    return _ReplyType(lambda: _schema(schema), lambda text: from_json(json.loads(text), hint))
+
+
+def type_name(hint: object) -> str:
+    """How messages call a type."""
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def _has_pydantic_class(hint: object) -> bool:
+    return hasattr(hint, "__pydantic_fields__") or any(map(_has_pydantic_class, get_args(hint)))
+
+
+def _values(hint: object) -> dict[str, object] | None:
+    """What a reply is chosen from, by its text; None for a type that lists no values."""
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return {_value_text(member.value): member for member in hint}
+    if get_origin(hint) is Literal:
+        return {_value_text(value): value for value in get_args(hint)}
+    return None
+
+
+def _value_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _value_of(values: Mapping[str, object], text: str) -> object:
+    if text not in values:
+        raise ValueError(f"found {text!r}, expected one of {[*values]}")
+    return values[text]
+
+
+def _refuse(reason: str, _text: str) -> object:
+    raise ValueError(reason)
 
 
 def _of_object(fields: Mapping[str, object]) -> Source | None:

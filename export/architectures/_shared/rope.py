@@ -28,7 +28,7 @@ class RopeKeys:
 
     theta: float = 10_000.0  # what a config that does not say it means
     theta_key: str = "rope_theta"
-    part: float = 1.0  # what a config that does not say it means
+    part: float | None = None  # what a config that does not say it means; None: whole heads, see _rotated_part()
     part_key: str = "partial_rotary_factor"
     layers: str = FULL  # whose rotation it is, where there is one for each kind; 'rope_scaling' is of the full ones
 
@@ -54,7 +54,7 @@ def describe_rope(config: Config, head_dim: int, keys: RopeKeys = ROPE) -> Rope:
 
 def _rope(config: Config, parameters: Config, head_dim: int, keys: RopeKeys) -> Rope:
     base = parameters.number("rope_theta", config.number(keys.theta_key, keys.theta, above=1), above=1)
-    part = parameters.number("partial_rotary_factor", config.number(keys.part_key, keys.part))
+    part = _rotated_part(config, parameters, keys)
     rotated = int(head_dim * part) if 0 < part <= 1 else 0
     if rotated < 2 or rotated % 2:
         raise UnsupportedModel(
@@ -63,8 +63,26 @@ def _rope(config: Config, parameters: Config, head_dim: int, keys: RopeKeys) -> 
     return Rope(base=base, rotary_dim=rotated, scaling=_scaling(config, parameters, rotated))
 
 
+def _rotated_part(config: Config, parameters: Config, keys: RopeKeys) -> float:
+    """Of a head. Few models of transformers 5.23 read it; a GGUF file says it of any ('rotates_parts')."""
+    part = parameters.number("partial_rotary_factor", config.number(keys.part_key, keys.part or 1.0))
+    if keys.part is not None or part == 1 or config.flag("rotates_parts", False):
+        return part
+    kind = _kind(parameters)
+    if kind != "default":  # which does read it, for too few angles
+        raise UnsupportedModel(
+            f"{keys.part_key} is {part}; transformers rotates whole heads of this family, and fails on a part of them "
+            f"with the rope type '{kind}'."
+        )
+    return 1.0
+
+
+def _kind(parameters: Config) -> str:
+    return parameters.text("rope_type", parameters.text("type", "default"))
+
+
 def _scaling(config: Config, parameters: Config, rotated: int) -> RopeScaling | None:
-    kind = parameters.text("rope_type", parameters.text("type", "default"))
+    kind = _kind(parameters)
     own_context = config.integer("max_position_embeddings")
     trained_key = "original_max_position_embeddings"
     trained = config.integer(trained_key, parameters.integer(trained_key, own_context))

@@ -75,7 +75,7 @@ def test_the_whole_library_runs_it_and_writes_nothing_into_it(tmp_path: Path) ->
     chat = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with embedllm.load(folder, chat_template=chat, threads=1) as model:
         assert (model.device.name, model.name, model.context) == ("genai", "model", CONTEXT)
-        assert model.package.stop_tokens == (7, 9)
+        assert model.package.stop_tokens == (7, 9, 2, 0)
         prompt = model.tokenizer.encode("list files", special=True)
         reply = model.generate(prompt, GREEDY, max_tokens=6, stop_tokens=(), logprobs=2)
         assert reply.tokens == greedy(prompt, 6)

@@ -69,7 +69,7 @@ def test_positions_follow_from_the_length_where_attention_does_not_rotate(
 ) -> None:
     """Of a prompt, and of a step behind it."""
     if model == "llama":
-        folder = tiny_package("llama", partial_rotary_factor=0.5)
+        folder = tiny_package("llama", partial_rotary_factor=0.5, rotates_parts=True)
     else:
         folder = convert(tiny_qwen3_5(tmp_path / "checkpoint"), tmp_path / "package", Recipe())
     path = gpu_graph(open_package(folder))

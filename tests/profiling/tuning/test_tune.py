@@ -233,12 +233,21 @@ def test_the_command_as_json(folder: Path) -> None:
     assert found["measured"][0]["runtime"] == {"threads": 0, "spinning": False, "floats": False}
 
 
-def test_the_command_says_that_nothing_is_remembered(folder: Path, records: Path) -> None:
+def test_the_command_measures_nothing_that_cannot_be_stored(
+    folder: Path, records: Path, opened: list[OpenOptions]
+) -> None:
     records.parent.write_text("no folder")
+    code, out, error = run(str(folder), "--seconds", "1", "--device", "cpu")
+    assert (code, out, opened) == (1, "", [])
+    assert f"the results could not be stored, and so nothing was measured: '{records}' cannot be written" in error
+
+
+def test_the_command_says_that_nothing_is_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_record, "keep", lambda *_: "the disk is full")
     code, out, error = run(str(folder), "--seconds", "1", "--device", "cpu")
     assert code == 1
     assert "cpu" in out
-    assert "error: the results were not stored: " in error
+    assert "error: the results were not stored: the disk is full." in error
 
 
 def test_the_list_of_devices_tells_the_speeds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

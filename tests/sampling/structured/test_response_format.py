@@ -7,7 +7,7 @@ import enum
 import json
 import re
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, Optional, TypedDict
 
 import pytest
 
@@ -146,6 +146,51 @@ def test_a_reply_is_read_as_the_class_that_it_was_asked_for_by() -> None:
     assert read_reply('{"next": {"next": null}}', Node) == Node(Node(None))
 
 
+@pytest.mark.parametrize(
+    ("kind", "schema", "text", "value"),
+    [
+        (list[int], {"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+        (int, {"type": "integer"}, "7", 7),
+        (str, {"type": "string"}, '"yes"', "yes"),
+        (dict[str, float], {"type": "object", "additionalProperties": {"type": "number"}}, '{"a": 1.5}', {"a": 1.5}),
+        (int | None, {"type": ["integer", "null"]}, "null", None),
+        (Optional[bool], {"type": ["boolean", "null"]}, "true", True),  # noqa: UP045  # another type than with |
+    ],
+)
+def test_a_type_is_the_json_of_its_values(kind: type, schema: object, text: str, value: object) -> None:
+    assert schema_of(kind) == schema
+    assert read_reply(text, kind) == value
+
+
+def test_objects_may_lie_in_lists_tuples_and_unions() -> None:
+    found = schema_of(list[Rated | Node])
+    assert isinstance(found, dict)
+    rated, node = found["items"]["anyOf"]
+    assert (rated, node) == (schema_of(Rated), {"$ref": "#/$defs/Node"})
+    assert [*found["$defs"]] == ["Node"]
+    text = '[{"label": "good"}, {"next": null}]'
+    assert read_reply(text, list[Rated | Node]) == [Rated(Label.GOOD), Node(None)]
+    assert read_reply('[{"label": "good"}, null]', tuple[Rated, Label]) == (Rated(Label.GOOD), Label.NONE)
+
+
+def test_a_literal_is_a_choice_of_its_values_as_an_enum_is() -> None:
+    kind = Literal["good", None, 3]
+    assert grammar_source(kind) == grammar_source(Label)
+    assert [read_reply(text, kind) for text in ("good", "null", "3")] == ["good", None, 3]
+
+
+def test_classes_of_pydantics_in_other_types_are_pydantics() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Model", count=(int, pydantic.Field(gt=0)))
+    found = schema_of(list[model | None])
+    assert isinstance(found, dict)
+    assert found["$defs"]["Model"]["properties"]["count"]["exclusiveMinimum"] == 0
+    assert found["$defs"]["Model"]["additionalProperties"] is False
+    assert read_reply('[{"count": 4}, null]', list[model | None]) == [model(count=4), None]
+    with pytest.raises(ValueError, match="greater than 0"):
+        read_reply('[{"count": 0}]', list[model])
+
+
 def test_a_reply_is_read_as_a_class_of_pydantics_by_pydantic() -> None:
     pydantic = pytest.importorskip("pydantic")
 
@@ -153,7 +198,8 @@ def test_a_reply_is_read_as_a_class_of_pydantics_by_pydantic() -> None:
         count: int = pydantic.Field(gt=0)
 
     for kind in (pydantic.create_model("Model", count=(int, 7)), pydantic.dataclasses.dataclass(Counted)):
-        assert read_reply('{"count": 4}', kind).count == 4
+        found = read_reply('{"count": 4}', kind)
+        assert getattr(found, "count", None) == 4
         with pytest.raises(ValueError, match="count"):
             read_reply('{"count": "x"}', kind)
 
@@ -164,7 +210,10 @@ def test_a_reply_is_read_as_a_class_of_pydantics_by_pydantic() -> None:
         ('{"label": "go', Rated, "ended by 'length', cannot be read as Rated: .* Give the reply more max_tokens"),
         ('{"label": "bad"}', Rated, "'bad' is not a valid Label"),
         ("bad", Label, r"found 'bad', expected one of \['good', 'null', '3'\]"),
-        ("1", int, "cannot be read as int: expected a dataclass, a TypedDict, an Enum or a pydantic class"),
+        ("x", Literal["a", 2], r"read as typing.Literal\['a', 2\]: found 'x', expected one of \['a', '2'\]"),
+        ('[{"label": "good"}, {"label": "bad"}]', list[Rated], "'bad' is not a valid Label"),
+        ("1", Path, "cannot be read as Path: .* has no JSON schema here"),
+        ("1", Point, "cannot be read as Point: it has no 'model_validate_json'"),
     ],
 )
 def test_what_is_no_object_of_the_class_says_so(text: str, kind: type, message: str) -> None:
@@ -203,7 +252,8 @@ def test_a_compiled_regex_brings_its_flags() -> None:
         ({"type": "regex", "regex": 7}, "response_format.regex is 7; expected a text"),
         ([], r"choices is \[\]; expected"),
         ({"type": "choices", "choices": "abc"}, "choices is 'abc'; expected"),
-        (Path, "response_format is the class Path; expected .* a dataclass, a TypedDict, an Enum"),
+        (Path, "response_format 'Path': .* has no JSON schema here. Use int, float, .* a dataclass, a TypedDict"),
+        (list[Path], r"response_format 'list\[pathlib.Path\]': .* has no JSON schema here"),
         (
             enum.Enum("Pairs", {"A": (1, 2)}),
             r"'Pairs': its values \[\(1, 2\)\] must be int, float, str",

@@ -187,6 +187,13 @@ test("what a model bans does not come, and is not guessed: the same with both en
     const free = await tokens(engine, {}, "quickly", {});
     assert.notEqual(free.draws, null);
     assert.ok(new Set(free.reply.tokens).size < 60);
+    const off = await tokens(engine, { no_repeat_ngram_size: 1 }, "quickly", { no_repeat_ngram: 0 });
+    assert.deepEqual(off.reply.tokens, free.reply.tokens);
+    assert.notEqual(off.draws, null);
+    const on = await tokens(engine, {}, "quickly", { no_repeat_ngram: 1 });
+    assert.equal(on.draws, null);
+    assert.equal(new Set([...on.reply.tokens, ...new TextEncoder().encode("quickly")]).size, 67);
+    await assert.rejects(tokens(engine, {}, "quickly", { no_repeat_ngram: 1.5 }), { message: /no_repeat_ngram is 1.5; expected/ });
   }
   assert.deepEqual(found.at(-1), found[0]);
 });

@@ -12,6 +12,7 @@ import { ArrayLogits } from "../../../bindings_web/src/sampling/array_logits.js"
 import { Sampler, truncated } from "../../../bindings_web/src/sampling/sampler.js";
 import { Sampling } from "../../../bindings_web/src/sampling/options.js";
 import { readDefaults } from "../../../bindings_web/src/package/generation_config.js";
+import { bansOf } from "../../../bindings_web/src/sampling/bans.js";
 import { exponential, NEGLIGIBLE } from "../../../bindings_web/src/sampling/softmax.js";
 import { makeRow } from "./rule_vectors.mjs";
 
@@ -235,7 +236,8 @@ for (const { options, shape, size, prompt, tokens, logprobs, kept } of golden.sa
 for (const { config, seed, size, prompt, tokens } of golden.bans) {
   test(`what a model bans does not come, as in Python: ${JSON.stringify(config)}`, async () => {
     const { sampling, bans } = await readDefaults(new Map([["generation_config.json", JSON.stringify(config)]]));
-    const sampler = new Sampler(new Sampling({ ...sampling, seed }), prompt, { constraint: bans?.(prompt, null) });
+    const constraint = (bans ?? bansOf([]))(prompt, null, sampling.no_repeat_ngram);
+    const sampler = new Sampler(new Sampling({ ...sampling, seed }), prompt, { constraint });
     assert.equal(sampler.draws, null); // no device can guess them
     const picked = Array.from(tokens, (_, step) => {
       const { token } = sampler.pick(new ArrayLogits(makeRow("normal", size, step % 3)));
@@ -253,7 +255,7 @@ test("what a model bans is left out of what a format allows", async () => {
   const noted = [];
   const inner = { isDone: true, isStopAllowed: false, mask: (/** @type {ArrayLogits} */ row) => row.masked(Int32Array.of(0b0110)),
     note: (/** @type {number} */ token) => void noted.push(token) };
-  const sampler = new Sampler(new Sampling({ temperature: 0 }), [], { constraint: /** @type {any} */ (bans)([], inner) });
+  const sampler = new Sampler(new Sampling({ temperature: 0 }), [], { constraint: /** @type {any} */ (bans)([], inner, 0) });
   assert.equal(sampler.pick(new ArrayLogits(Float32Array.of(9, 1, 2, 3))).token, 1);
   sampler.note(1);
   assert.deepEqual([noted, sampler.isDone], [[1], true]);
