@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.layer_types import layer_types
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts
 from embedllm.export.architectures._shared.rope import FULL, RopeKeys
 from embedllm.export.architectures.config import Config
@@ -73,15 +74,10 @@ def _short_convolution(parts: Parts, index: int) -> ShortConv | None:
 
 
 def _attention_layers(config: Config, layers: int) -> set[int]:
-    types = config.texts("layer_types")
+    types = layer_types(config, (FULL, _CONVOLUTION))
     if types is None:
         indices = config.integers("full_attn_idxs")
         return set(range(layers) if indices is None else indices)
-    if len(types) != layers:
-        raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
-    for kind in types:
-        if kind not in (FULL, _CONVOLUTION):
-            raise UnsupportedModel(f"layer type '{kind}' is not described; known: {FULL}, {_CONVOLUTION}.")
     if FULL not in types:
         raise UnsupportedModel("no layer has attention; expected one at least, whose keys are as many as the tokens.")
     return {index for index, kind in enumerate(types) if kind == FULL}
