@@ -24,7 +24,7 @@ known name. A variant of a family that its file does not describe is refused too
 
 ## How families are verified
 
-Each case is a tiny model with random weights, made by the configuration class of transformers 5.23. No published
+Each case is a tiny model with random weights, made by the configuration class of transformers 5.24. No published
 weights are part of the tests.
 
 - [tests/export/architectures/test_families.py](../tests/export/architectures/test_families.py): the logits of our

@@ -87,7 +87,7 @@ def _sizes(config: Config, index: int, *, is_sliding: bool) -> Sizes:
     """Of a layer: those that see all may have larger and fewer heads, by keys of their own or by a list of layers."""
     sizes, own = Sizes.of(config), config.section("per_layer_config")
     head_dim, kv_heads = sizes.head_dim, sizes.kv_heads
-    if own is not None:  # as transformers 5.23 writes it
+    if own is not None:  # as transformers 5.24 writes it
         changed = own.section(str(index)) or Config({})
         head_dim, kv_heads = changed.integer("head_dim", head_dim), changed.integer("num_key_value_heads", kv_heads)
     elif not is_sliding:

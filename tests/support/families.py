@@ -78,7 +78,8 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedMod
     if case.rearranged is not None:
         _rearrange(folder, case.rearranged)
     write_tokenizer(folder, 307)
-    return model
+    # its forward() fails for texts too (transformers 5.24): test_llama4.py tells when to remove this
+    return model.language_model if case.family == "llama4" else model
 
 
 def _rearrange(folder: Path, change: Callable[[Tensors, dict[str, Any]], tuple[Tensors, dict[str, Any]]]) -> None:
