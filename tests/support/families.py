@@ -504,6 +504,13 @@ FAMILIES: dict[str, Case] = {
     "lfm2 biases": case("lfm2", "Lfm2Config", "biases, convolution over 4 tokens, untied head, attention last",
                         layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4, head_dim=...,
                         block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
+    "lfm3": case("lfm3", "Lfm3Config", "convolutions over 7 tokens, window, post-norms; attention with a gate for each "
+                 "head; partial RoPE in global layers", num_hidden_layers=5, **WINDOWED),
+    "lfm3 plain": case("lfm3", "Lfm3Config", "no gate, no post-norms; biases, untied head; RoPE of whole heads",
+                       layer_types=["full_attention", "conv"], use_sandwich_norm=False, use_attention_gate=False,
+                       conv_bias=True, attention_bias=True, tie_word_embeddings=False, norm_eps=0.03,
+                       rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4},
+                                        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
     "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
                     text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,
                     image_token_id=300, projector_hidden_size=72),
