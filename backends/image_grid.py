@@ -1,7 +1,7 @@
 """What vision encoders are given beside pixels: of images of any size the order of patches, positions and windows.
 
 All by the size of the image; the names are those of the graphs' inputs (export/onnx/dynamic_vision.py).
-Source: vision_utils.py of transformers (5.23).
+Source: vision_utils.py of transformers (5.24).
 """
 
 from __future__ import annotations

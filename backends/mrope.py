@@ -3,7 +3,7 @@
 A token of text has the position behind what is in front of it, and there the time, the row and the column of an image
 begin. Its tokens are at that time, at their rows and columns; what follows stands behind the longer side.
 So positions are a function of the tokens, whatever their KV was computed with.
-Source: Qwen2-VL (Wang et al. 2024); get_rope_index() of transformers' modeling_qwen3_vl.py (5.23).
+Source: Qwen2-VL (Wang et al. 2024); get_rope_index() of transformers' modeling_qwen3_vl.py (5.24).
 """
 
 from __future__ import annotations

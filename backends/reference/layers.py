@@ -203,7 +203,8 @@ class Layers:
             v = self._heads(x, attention.v, attention.kv_heads, attention.v_norm)
         context = self._attended(index, attention, q, k, v)
         if attention.gate is not None:
-            context = context * sigmoid(self._linear(x, attention.gate))
+            share = sigmoid(self._linear(x, attention.gate))
+            context = context * (np.repeat(share, attention.head_dim, axis=1) if attention.gates_heads else share)
         return self._linear(context, attention.o)
 
     def _latent_attention(self, index: int, attention: Attention, mla: MultiHeadLatent, x: F32) -> F32:

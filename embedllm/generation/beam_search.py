@@ -1,7 +1,7 @@
 """Beam search: the most probable replies, with several beams followed in parallel; the algorithm without I/O.
 
 Standard library only.
-Source: transformers 5.23, generation/utils.py, _beam_search without sampling; the same candidates, scores and end.
+Source: transformers 5.24, generation/utils.py, _beam_search without sampling; the same candidates, scores and end.
 """
 
 from __future__ import annotations

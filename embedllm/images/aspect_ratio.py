@@ -19,7 +19,7 @@ _BUDGET, _KEY = 280, "max_soft_tokens"  # tokens of an image at most, where sett
 class TokenBudget:
     """Sides are whole squares, rounded down, of an image of as many pixels as the budget holds.
 
-    Source: image_processing_gemma4.py and processing_gemma4.py of transformers (5.23).
+    Source: image_processing_gemma4.py and processing_gemma4.py of transformers (5.24).
     """
 
     most_tokens: int

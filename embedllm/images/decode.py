@@ -1,6 +1,6 @@
 """Image files to RGB, by Pillow: sizes are checked by the header first, and any damage is a ValueError.
 
-Conversions are those of `convert_to_rgb` in transformers 5.23: transparency is composited onto white, palettes and CMYK
+Conversions are those of `convert_to_rgb` in transformers 5.24: transparency is composited onto white, palettes and CMYK
 become RGB. Samples of 16 bits keep their upper 8, where Pillow's own conversion makes all from 256 on white.
 """
 

@@ -18,7 +18,7 @@ _MOST_RATIO = 200  # of the longer side to the shorter one; transformers refuses
 class PixelRange:
     """Sides are rounded to whole squares, and scaled where the pixels are too few or too many.
 
-    Source: smart_resize() of image_processing_qwen2_vl.py, and processing_qwen3_vl.py, of transformers (5.23).
+    Source: smart_resize() of image_processing_qwen2_vl.py, and processing_qwen3_vl.py, of transformers (5.24).
     """
 
     min_pixels: int

@@ -25,7 +25,7 @@ class Lfm2VlProcessor:
     """Sides are rounded to multiples of `factor`, and scaled where the tokens are too few or too many.
 
     An image that is larger than `largest` becomes equal tiles, row by row, and then all of it in one of that size.
-    Source: image_processing_lfm2_vl.py and processing_lfm2_vl.py of transformers (5.23).
+    Source: image_processing_lfm2_vl.py and processing_lfm2_vl.py of transformers (5.24).
     """
 
     pixels: Pixels

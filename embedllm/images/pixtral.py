@@ -16,7 +16,7 @@ from embedllm.package.architecture.vision import DynamicVision
 class BoundingBox:
     """Larger images are scaled down to fit in it; sides are rounded up to whole squares.
 
-    Source: image_processing_pixtral.py and processing_pixtral.py of transformers (5.23).
+    Source: image_processing_pixtral.py and processing_pixtral.py of transformers (5.24).
     """
 
     width: int  # pixels

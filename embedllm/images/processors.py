@@ -2,7 +2,7 @@
 
 A row of a table below makes each from the folder's settings. Images of any size have one processor (any_size.py),
 whose size rules are in dynamic_size.py, pixtral.py and aspect_ratio.py; lfm2_vl.py is LFM2-VL's. The results equal
-those of the processors of the same names in transformers 5.23 (tests/images/test_processors.py).
+those of the processors of the same names in transformers 5.24 (tests/images/test_processors.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def buckets(bias: RelativePositionBias | DisentangledAttention, context: int) -> NDArray[np.int64]:
     """The row of the table for every distance of a query behind a key, from 1 - context to context - 1, in order.
 
-    float32 throughout, as transformers computes them (modeling_mpnet.py and modeling_deberta_v2.py of 5.23).
+    float32 throughout, as transformers computes them (modeling_mpnet.py and modeling_deberta_v2.py of 5.24).
     """
     distance = np.arange(1 - context, context)
     if isinstance(bias, RelativePositionBias):

@@ -32,7 +32,7 @@ def tables(rope: Rope, stop: int, start: int = 0) -> tuple[F32, F32]:
     """cos and sin for the positions from `start` to before `stop`, [stop - start, rotated / 2] each.
 
     float32 throughout, in the order of operations of transformers, whose values they equal to the last bit or two.
-    Source: transformers' modeling_rope_utils.py (5.23) and the papers that embedllm/package/architecture/rope.py names.
+    Source: transformers' modeling_rope_utils.py (5.24) and the papers that embedllm/package/architecture/rope.py names.
     """
     positions = np.arange(start, stop, dtype=np.float32)[:, None]
     attention_factor = 1.0

@@ -15,7 +15,7 @@ Standard library only. The steps, in the order that `Sampling.order` has by defa
    all of them.
 6. the draw. Greedy takes the best token after step 3.
 
-Versions read: vLLM 0.22 (v1/sample/sampler.py), transformers 5.23 (generation/utils.py, logits_process.py),
+Versions read: vLLM 0.22 (v1/sample/sampler.py), transformers 5.24 (generation/utils.py, logits_process.py),
 llama.cpp b10470 (common/common.h, common_params_sampling).
 
 Log probabilities are those of the model: the log softmax of the logits as they came, before step 1.

@@ -1,6 +1,6 @@
 """Messages and tools -> prompt text, by the model's own chat template, in a sandbox.
 
-What a template sees is what transformers 5.23 would show it; tests/templates holds the prompts that it made.
+What a template sees is what transformers 5.24 would show it; tests/templates holds the prompts that it made.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Python function as a tool: its JSON schema, from signature, type hints and Google-style docstring.
 
-The schema is the one that transformers 5.23 makes (get_json_schema), since that is what templates were written for.
+The schema is the one that transformers 5.24 makes (get_json_schema), since that is what templates were written for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embedllm.types import JSON
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _HEADING = re.compile(r"[ \t]*(Args|Returns|Raises):[ \t]*")
-_ARGUMENT = re.compile(r"([ \t]*)(\w+):[ \t]*(.*)")
+_ARGUMENT = re.compile(r"([ \t]*)(\w+)(?:[ \t]*\([^()]*\))?:[ \t]*(.*)")  # "name: ..." or "name (type): ..."
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 

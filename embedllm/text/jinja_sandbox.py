@@ -1,6 +1,6 @@
 """Runs a chat template, which came with a model and is trusted with nothing: Jinja in its sandbox.
 
-The environment is the one that templates are written for, Hugging Face's, as of transformers 5.23:
+The environment is the one that templates are written for, Hugging Face's, as of transformers 5.24:
 ImmutableSandboxedEnvironment with trim_blocks, lstrip_blocks, loop controls, {% generation %}, and the names tojson,
 raise_exception, strftime_now, dict and namespace; without lipsum, and with limits of what a template may take.
 tests/text/test_chat_template.py compares the two.

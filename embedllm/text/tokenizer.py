@@ -227,7 +227,7 @@ def _no_tokenizer(folder: Path) -> str:
 
 
 def _add_tokens(engine: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Give an engine the tokens that only the configuration knows, as transformers 5.23 does."""
+    """Give an engine the tokens that only the configuration knows, as transformers 5.24 does."""
     from tokenizers import AddedToken as EngineToken
 
     present = {entry.content: _flags(entry) for entry in engine.get_added_tokens_decoder().values()}

@@ -21,7 +21,7 @@ _PLAIN = {**_SCALARS, list: "array", tuple: "array", dict: "object"}
 class TypeSchemas:
     """Writes the JSON schemas of Python types.
 
-    as_transformers: as transformers 5.23 has them (get_json_schema): "nullable" where None may be, tuples of any
+    as_transformers: as transformers 5.24 has them (get_json_schema): "nullable" where None may be, tuples of any
     length. Otherwise each value of the schema is one of the type.
     """
 

@@ -16,12 +16,17 @@ _ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fre
 
 
 def describe(config: Config) -> Decoder:
+    return describe_text(config, "apertus", NAMES)
+
+
+def describe_text(config: Config, model_type: str, names: Names) -> Decoder:
+    """The decoder, where its tensors have these names."""
     if config.section("rope_parameters") is None and config.section("rope_scaling") is None:
         config = config.replaced({"rope_scaling": _ROPE})
     bias = config.flag("attention_bias", False)
     shape = Shape(
-        model_type="apertus",
-        names=NAMES,
+        model_type=model_type,
+        names=names,
         norm=NormKind(epsilon=1e-5),
         qkv_bias=bias,
         o_bias=bias,

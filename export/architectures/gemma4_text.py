@@ -10,7 +10,8 @@ from embedllm.export.architectures._shared.decoder_shape import refuse
 from embedllm.export.architectures._shared.moe import Experts, mixture
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
 from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, per_layer_embedding, per_layer_input
-from embedllm.export.architectures._shared.rope import FULL, SLIDING, RopeKeys, describe_rope
+from embedllm.export.architectures._shared.proportional_rope import full_rope, rotated_first
+from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, describe_rope
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
@@ -18,8 +19,8 @@ from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.mlp import Moe, MoeNorms
-from embedllm.package.architecture.rope import ProportionalScaling, Rope
-from embedllm.package.architecture.weights import Linear, Norm, Origin
+from embedllm.package.architecture.rope import Rope
+from embedllm.package.architecture.weights import Linear, Norm
 
 _DEFAULTS = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
              "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
@@ -61,7 +62,7 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     full_head = _sizes(config, len(sliding) - 1, is_sliding=False).head_dim
     local = describe_rope(config, config.integer("head_dim"), RopeKeys(layers=SLIDING))
     ple_size = config.integer("hidden_size_per_layer_input", 256, least=0)
-    model = _Model(config=config, names=names, sliding=sliding, ropes=(_full_rope(config, full_head), local),
+    model = _Model(config=config, names=names, sliding=sliding, ropes=(full_rope(config, full_head, _FULL_ROPE), local),
                    ple_size=ple_size, sources=kv_sources(config, sliding))  # fmt: skip
     embedding = Linear(name="embedding", source=names.in_model(names.embedding), rows=config.integer("vocab_size"),
                        columns=hidden)  # fmt: skip
@@ -87,7 +88,7 @@ def _sizes(config: Config, index: int, *, is_sliding: bool) -> Sizes:
     """Of a layer: those that see all may have larger and fewer heads, by keys of their own or by a list of layers."""
     sizes, own = Sizes.of(config), config.section("per_layer_config")
     head_dim, kv_heads = sizes.head_dim, sizes.kv_heads
-    if own is not None:  # as transformers 5.23 writes it
+    if own is not None:  # as transformers 5.24 writes it
         changed = own.section(str(index)) or Config({})
         head_dim, kv_heads = changed.integer("head_dim", head_dim), changed.integer("num_key_value_heads", kv_heads)
     elif not is_sliding:
@@ -97,17 +98,6 @@ def _sizes(config: Config, index: int, *, is_sliding: bool) -> Sizes:
     if sizes.heads % kv_heads:
         raise UnsupportedModel(f"{sizes.heads} attention heads are no multiple of {kv_heads} key/value heads.")
     return replace(sizes, head_dim=head_dim, kv_heads=kv_heads)
-
-
-def _full_rope(config: Config, head_dim: int) -> Rope:
-    """Of the layers that see all."""
-    rope_parameters = config.section("rope_parameters") or Config({FULL: _FULL_ROPE})
-    own = rope_parameters.section(FULL) or Config({})
-    if own.text("rope_type", "default") != "proportional":
-        return describe_rope(config, head_dim)
-    parameters = {key: own.number(key, 1.0, above=0) for key in ("rope_theta", "partial_rotary_factor")}
-    rope = describe_rope(config.replaced({"rope_parameters": parameters}), head_dim, RopeKeys(part=1.0))
-    return replace(rope, scaling=ProportionalScaling(head_dim=head_dim, factor=own.number("factor", 1.0, above=0)))
 
 
 def _layer(model: _Model, index: int) -> Layer:
@@ -167,26 +157,24 @@ def _attention(model: _Model, index: int) -> Attention:
     config, parts, is_sliding, source = model.config, model.parts(index), model.sliding[index], model.sources[index]
     sizes, names, rope = parts.sizes, parts.names, model.ropes[is_sliding]
     makes = parts if source is None else model.parts(source)  # keys and values
-    proportional = isinstance(rope.scaling, ProportionalScaling) and rope.rotary_dim < sizes.head_dim
-    halves = rope.rotary_dim if proportional else 0  # of all of a head the fastest turn, of each half the first
     v_name = names.k if config.flag("attention_k_eq_v", False) and not is_sliding else names.v
 
-    def product(of: Parts, part: str, where: str, heads: int, halves: int) -> Linear:
+    def product(of: Parts, part: str, where: str, heads: int) -> Linear:
         rows = heads * sizes.head_dim
-        origin = Origin(rows=rows, head_rows=sizes.head_dim, partial_halves=halves) if halves else None
+        origin = None if part == "v" else rotated_first(rope, sizes.head_dim, rows)
         return of.linear(f"attention.{part}", where, rows, sizes.hidden, origin=origin)
 
     def norm(part: str, where: str) -> Norm:
         rms = RMS.named(config, f"{parts.name}.attention.{part}", f"{parts.source}.{where}", sizes.head_dim)
-        return replace(rms, origin=Origin(rows=rms.size, head_rows=rms.size, partial_halves=halves) if halves else None)
+        return replace(rms, origin=rotated_first(rope, rms.size, rms.size))
 
     return Attention(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
-        q=product(parts, "q", names.q, sizes.heads, halves),
-        k=product(makes, "k", names.k, sizes.kv_heads, halves),
-        v=product(makes, "v", v_name, sizes.kv_heads, 0),
+        q=product(parts, "q", names.q, sizes.heads),
+        k=product(makes, "k", names.k, sizes.kv_heads),
+        v=product(makes, "v", v_name, sizes.kv_heads),
         o=parts.linear("attention.o", names.o, sizes.hidden, sizes.heads * sizes.head_dim),
         kv_from=source,
         q_norm=norm("q_norm", names.q_norm),

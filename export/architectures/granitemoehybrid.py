@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped, refuse
+from embedllm.export.architectures._shared.layer_types import layer_types
 from embedllm.export.architectures._shared.mamba2 import Mamba2Sizes, mamba2
 from embedllm.export.architectures._shared.parts import NormKind, Parts, activation
 from embedllm.export.architectures._shared.rope import FULL
@@ -34,13 +35,8 @@ def describe(config: Config) -> Decoder:
 
 
 def _attention_layers(config: Config) -> list[bool]:
-    layers = config.integer("num_hidden_layers")
-    types = config.texts("layer_types") or config.texts("layers_block_type") or [_MAMBA[0]] * layers
-    if len(types) != layers:
-        raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
-    if unknown := next((kind for kind in types if kind not in (*_ATTENTION, *_MAMBA)), ""):
-        raise UnsupportedModel(f"layer type '{unknown}' is not described; known: {', '.join((*_ATTENTION, *_MAMBA))}.")
-    return [kind in _ATTENTION for kind in types]
+    config = config.filled({"layer_types": config.value("layers_block_type")})
+    return [kind in _ATTENTION for kind in layer_types(config, (*_ATTENTION, *_MAMBA)) or []]
 
 
 def _mixture(parts: Parts) -> Moe | Mlp:

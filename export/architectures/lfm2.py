@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.layer_types import layer_types
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts
 from embedllm.export.architectures._shared.rope import FULL, RopeKeys
 from embedllm.export.architectures.config import Config
@@ -13,7 +14,7 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.recurrent import ShortConv
 from embedllm.package.architecture.weights import Origin
 
-_CONVOLUTION = "conv"  # in 'layer_types'
+CONVOLUTION = "conv"  # in 'layer_types'
 _NAMES = Names(
     norm="embedding_norm",
     attention_norm="operator_norm",
@@ -45,16 +46,19 @@ def shape_of(config: Config, model_type: str) -> Shape:
         tied=config.flag("tie_embedding", True),
         qk_norm="head",
         rope_keys=RopeKeys(theta=1_000_000.0),
-        mixer=_short_convolution,
+        mixer=_mixer,
     )
 
 
-def _short_convolution(parts: Parts, index: int) -> ShortConv | None:
-    """Of a layer that has one in place of attention."""
+def _mixer(parts: Parts, index: int) -> ShortConv | None:
+    has_attention = index in _attention_layers(parts.config, parts.sizes.layers)
+    return None if has_attention else short_convolution(parts, kernel=3)
+
+
+def short_convolution(parts: Parts, *, kernel: int) -> ShortConv:
+    """Of a layer that has one in place of attention. kernel: tokens, where config.json does not say it."""
     config, hidden = parts.config, parts.sizes.hidden
-    if index in _attention_layers(config, parts.sizes.layers):
-        return None
-    bias, kernel = config.flag("conv_bias", False), config.integer("conv_L_cache", 3, least=2)
+    bias, kernel = config.flag("conv_bias", False), config.integer("conv_L_cache", kernel, least=2)
     b, c, x = (
         parts.linear(f"attention.{part}", "conv.in_proj", hidden, hidden, bias=bias,
                      origin=Origin(rows=3 * hidden, start=place * hidden))
@@ -73,15 +77,10 @@ def _short_convolution(parts: Parts, index: int) -> ShortConv | None:
 
 
 def _attention_layers(config: Config, layers: int) -> set[int]:
-    types = config.texts("layer_types")
+    types = layer_types(config, (FULL, CONVOLUTION))
     if types is None:
         indices = config.integers("full_attn_idxs")
         return set(range(layers) if indices is None else indices)
-    if len(types) != layers:
-        raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
-    for kind in types:
-        if kind not in (FULL, _CONVOLUTION):
-            raise UnsupportedModel(f"layer type '{kind}' is not described; known: {FULL}, {_CONVOLUTION}.")
     if FULL not in types:
         raise UnsupportedModel("no layer has attention; expected one at least, whose keys are as many as the tokens.")
     return {index for index, kind in enumerate(types) if kind == FULL}

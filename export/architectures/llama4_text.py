@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.layer_types import layer_types
 from embedllm.export.architectures._shared.moe import Experts, gated, mixture, stacked
 from embedllm.export.architectures._shared.parts import LLAMA, NormKind, Parts
 from embedllm.export.architectures._shared.rope import FULL, RopeKeys
@@ -85,14 +86,9 @@ def _rotated_layers(config: Config, layers: int) -> list[bool]:
 
 def _chunks(config: Config, rotated: list[bool]) -> list[int | None]:
     """The chunks that each layer's attention keeps to, in tokens; by default where it has RoPE."""
-    size, kinds = config.integer_or_none("attention_chunk_size", 8192), config.texts("layer_types")
-    if kinds is None:
-        return [size if is_rotated else None for is_rotated in rotated]
-    if len(kinds) != len(rotated):
-        raise ExportError(f"config.json: 'layer_types' has {len(kinds)} entries; expected {len(rotated)}, one a layer.")
-    if unknown := next((kind for kind in kinds if kind not in (FULL, _CHUNKED)), ""):
-        raise UnsupportedModel(f"layer type '{unknown}' is not described; known: {FULL}, {_CHUNKED}.")
-    return [size if kind == _CHUNKED else None for kind in kinds]
+    size, kinds = config.integer_or_none("attention_chunk_size", 8192), layer_types(config, (FULL, _CHUNKED))
+    chunked = rotated if kinds is None else [kind == _CHUNKED for kind in kinds]
+    return [size if is_chunked else None for is_chunked in chunked]
 
 
 def _temperature(config: Config) -> AttentionTemperature | None:

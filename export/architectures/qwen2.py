@@ -22,7 +22,7 @@ def describe_text(config: Config, model_type: str) -> Decoder:
 def late_window(config: Config) -> Callable[[int], int | None]:
     """The window of each layer: 'layer_types' where given, else the layers from 'max_window_layers' on.
 
-    What a config leaves out is taken from transformers 5.23.
+    What a config leaves out is taken from transformers 5.24.
     """
     if not config.flag("use_sliding_window", False):
         return lambda _: None

@@ -296,6 +296,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(model_type="olmo", permuted_qk=True),
     "olmoe": Family(model_type="olmoe", keys=_EXPERTS, values={"norm_topk_prob": False}),
     "olmo2": Family(model_type="olmo2", keys=WINDOW, more=_olmo2),
+    "exaone": Family(model_type="exaone"),
     "exaone4": Family(model_type="exaone4", keys=WINDOW, values={"sliding_window": None}),
     "exaone-moe": Family(
         model_type="exaone_moe",

@@ -1,7 +1,7 @@
 """What GGUF files of vision encoders (mmproj files) say, as their family's config.json says it.
 
 Source: MmprojModel and its families in conversion/*.py of llama.cpp, and tools/mtmd/clip.cpp for what it takes for
-granted. What no file says is the family's rule in transformers 5.23.
+granted. What no file says is the family's rule in transformers 5.24.
 """
 
 from __future__ import annotations

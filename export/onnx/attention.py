@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.export.onnx.attention_gate import gated_context
 from embedllm.export.onnx.builder import FLOAT_TYPES, KV_PREFIXES, MICROSOFT, Graph
 from embedllm.export.onnx.image_attention import attend_plainly, same_image
 from embedllm.export.onnx.latent_attention import LatentAttentions
@@ -19,7 +20,7 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.weights import Norm
 from embedllm.package.graph_variants import KV_SCALES, GraphVariant
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
+from embedllm.package.tensors import rope_name, sinks_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -142,10 +143,7 @@ class Attentions:
                           otherwise=lambda: branch("text", bias, attributes))  # fmt: skip
         if attention.mla is not None:
             return latent_values(graph, attention, attention.mla, output)
-        if attention.gate is None:
-            return output
-        share = graph.op("Sigmoid", [self.products.linear(normed, [attention.gate], ATTENTION_GATE)], "attention_share")
-        return graph.op("Mul", [output, share], "gated_context")
+        return gated_context(self.products, attention, normed, output)
 
     def kv_quantization(self, number: int) -> tuple[list[str], dict[str, float | str]]:
         """Scales of keys and values, and the attributes that say so; none for a cache of floats."""

@@ -66,6 +66,7 @@ _KERNELS: dict[tuple[str, str], Kernel] = {
     ("", "Reshape"): Kernel(
         versions=frozenset({5, 13, 14, 19, 21}), takes=(_NUMBERS, _INT64), constant=frozenset({1})
     ),  # [K] [S]
+    ("", "Sigmoid"): Kernel(versions=frozenset({6, 13}), takes=(_FLOATS,)),  # [K]
     ("", "SimplifiedLayerNormalization"): Kernel(
         versions=frozenset({1}), takes=(_FLOATS,), attributes={"axis": None, "epsilon": None, "stash_type": None}
     ),  # [K]

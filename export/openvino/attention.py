@@ -102,11 +102,14 @@ class Attentions:
         if attention.mla is not None and not self._is_latent:
             merged = latent_values(ir, attention.mla, merged)
         columns = attention.heads * attention.head_dim if attention.mla is None else attention.o.columns
-        name = "context" if attention.gate is None else "context.open"
-        flat = ir.op("Reshape", [merged, ir.constant([0, 0, columns])], name, special_zero=True)
         if attention.gate is None:
-            return flat
+            return ir.op("Reshape", [merged, ir.constant([0, 0, columns])], "context", special_zero=True)
         share = ir.op("Sigmoid", [self._products.linear(x, [attention.gate], ATTENTION_GATE)], "attention_share")
+        if attention.gates_heads:
+            share = ir.op("Unsqueeze", [share, ir.constant([3])], "attention_share.heads")
+            merged = multiplied_by(ir, [merged, share], "context.heads")
+            return ir.op("Reshape", [merged, ir.constant([0, 0, columns])], "context", special_zero=True)
+        flat = ir.op("Reshape", [merged, ir.constant([0, 0, columns])], "context.open", special_zero=True)
         return multiplied_by(ir, [flat, share], "context")
 
     def _appended(self, index: int, attention: Attention, x: Value) -> tuple[Value, Value, Value]:

@@ -1,4 +1,4 @@
-"""The class that transformers 5.23 reads a checkpoint's tokenizer with, where it splits at bytes by its own rule.
+"""The class that transformers 5.24 reads a checkpoint's tokenizer with, where it splits at bytes by its own rule.
 
 Such a class makes its pre-tokenizer itself, with the add_prefix_space of tokenizer_config.json, whatever tokenizer.json
 has; all others take tokenizer.json as it is. tests/export/test_tokenizer_file.py compares with transformers.

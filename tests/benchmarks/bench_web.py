@@ -1,6 +1,6 @@
 """embedllm-web against transformers.js in a headless Chromium, interleaved in one run; nothing is fetched.
 
-    (cd /tmp/peer && npm install --ignore-scripts @huggingface/transformers@4.3.1)
+    (cd /tmp/peer && npm install --ignore-scripts @huggingface/transformers@4.3.2)
     python -m tests.benchmarks.bench_web /tmp/peer --checkpoint ../shared/models/demo --work /tmp/bench-web
 
 On a GPU, with our sessions, our API (greedy and sampled, in JavaScript and in Python) and their q4f16:

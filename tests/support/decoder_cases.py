@@ -77,6 +77,11 @@ def head_norms(*, groups: bool = False, whole: bool = False, after_rope: bool = 
     return lambda decoder: layers(of_layer)(kv_heads(5)(decoder) if groups or whole else decoder)
 
 
+def with_gate(at: int, layer: Layer, rows: int) -> Layer:
+    gate = linear(f"layers.{at}.attention.gate", rows, HIDDEN)
+    return replace(layer, attention=replace(attending(layer), gate=gate))
+
+
 def kv_heads(count: int) -> Change:
     def of_layer(at: int, layer: Layer) -> Layer:
         found = attending(layer)
@@ -290,6 +295,10 @@ CASES: dict[str, Change] = {
     "sinks, window, scale": both(sinks, attention(window=6, scale=0.5)),
     "sinks, softcap": both(sinks, attention(softcap=1.0)),
     "attention temperature": attention(temperature=AttentionTemperature(beta=0.5, original_context=7)),
+    "attention gate": layers(lambda at, layer: with_gate(at, layer, HEADS * SIZE)),
+    "attention gate of a value for each head, window": both(
+        attention(window=6), layers(lambda at, layer: with_gate(at, layer, HEADS))
+    ),
     "mla": mla(rope_dim=16, nope_dim=16, value=24),
     "mla, query latent": mla(rope_dim=16, nope_dim=32, value=48, q_rank=24),
     "mla, narrow rope": mla(rope_dim=8, nope_dim=16, value=8),

@@ -84,7 +84,7 @@ def seeing_checkpoint(folder: Path, family: str) -> Path:
 
 
 def _gemma4_checkpoint(folder: Path, size: str) -> Path:
-    """Whose text_config is as transformers 5.23 writes it; its encoder has positions for the usual budget of tokens and
+    """Whose text_config is as transformers 5.24 writes it; its encoder has positions for the usual budget of tokens and
     rows of whole blocks."""
     config = gemma4_config(size)
     text, vision = config["text_config"], config["vision_config"]

@@ -2,7 +2,7 @@
 
     python tests/templates/make_expected.py
 
-Made with transformers 5.23.0, jinja2 3.1.6, Python 3.11. An entry is the prompt, or why there is none:
+Made with transformers 5.24.0, jinja2 3.1.6, Python 3.11. An entry is the prompt, or why there is none:
 {"refused": the template's own words} or {"failed": the type of the error}. The clock stands at CLOCK.
 """
 

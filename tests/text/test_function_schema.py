@@ -75,6 +75,18 @@ def flexible(
     """
 
 
+def with_types(city: str, days: int = 1, note: str = "") -> str:
+    """Types stand in the docstring, too, as in Google's style guide.
+
+    Args:
+        city (str): Where (a name):
+            or a postal code.
+        days(int, optional): How many days.
+        note ( a text ): see (below): more
+    """
+    return ""
+
+
 def nothing() -> None:
     """Does nothing."""
 
@@ -91,7 +103,7 @@ class Tools:
         return str(x)
 
 
-FUNCTIONS = [forecast, search, flexible, nothing, Tools().method]
+FUNCTIONS = [forecast, search, flexible, with_types, nothing, Tools().method]
 
 
 def test_a_function_becomes_a_schema() -> None:
@@ -118,6 +130,16 @@ def test_a_function_becomes_a_schema() -> None:
     }
     template = ChatTemplate("{{ tools[0].function.name }}{{ tools[1].name }}")
     assert template.render(USER, tools=[forecast, {"name": "other"}]) == "forecastother"
+
+
+def test_types_in_a_docstring_are_no_part_of_names_and_descriptions() -> None:
+    found: Any = tool_schema(with_types)
+    properties = found["function"]["parameters"]["properties"]
+    assert {name: schema["description"] for name, schema in properties.items()} == {
+        "city": "Where (a name): or a postal code.",
+        "days": "How many days.",
+        "note": "see (below): more",
+    }
 
 
 @pytest.mark.peer

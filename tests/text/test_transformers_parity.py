@@ -143,8 +143,8 @@ def test_dynamic_rope_beyond_the_trained_length_equals_transformers_token_by_tok
     cache, rows = None, []
     with torch.no_grad():
         for token in tokens:
-            out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(torch.tensor([[token]]), cache=cache, use_cache=True)
+            cache = out.cache
             rows.append(out.logits[0, -1].numpy())
     package = convert(checkpoint, tmp_path / "package", Recipe(bits=32, context=32))
     assert compare(np.stack(rows), cpu_logits(package, tokens)).max_difference <= 1e-4

@@ -133,7 +133,7 @@ export class TextCodec {
   }
 }
 
-/** The tokens that only the configuration knows, as transformers 5.23 adds them. @param {AddedTokens} added @param {TokenizerConfig} config */
+/** The tokens that only the configuration knows, as transformers 5.24 adds them. @param {AddedTokens} added @param {TokenizerConfig} config */
 function missingTokens(added, config) {
   const present = new Map([...added.byId.values()].map((token) => [token.content, token]));
   const wanted = new Map(config.added.map((token) => [token.content, token]));

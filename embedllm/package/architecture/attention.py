@@ -59,7 +59,13 @@ class Attention:
     sinks: str = ""  # attention sinks, the tensor in the source, [heads]: a logit of each head in the softmax only
     mla: MultiHeadLatent | None = None
     temperature: AttentionTemperature | None = None  # None: queries are not scaled by position
-    gate: Linear | None = None  # of the input, [heads * head_dim, hidden]; its sigmoid multiplies the attention output
+    # of the input; its sigmoid multiplies the attention output: [heads * head_dim, hidden], or one row for each head
+    gate: Linear | None = None
+
+    @property
+    def gates_heads(self) -> bool:
+        """Whether the gate has one value for all of a head."""
+        return self.gate is not None and self.gate.rows == self.heads < self.o.columns
 
     @property
     def latent_dim(self) -> int:

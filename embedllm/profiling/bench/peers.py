@@ -1,6 +1,6 @@
 """Other engines, through the public API of each, greedy and with the same num_threads. None has type information.
 
-onnxruntime-genai 0.18, openvino-genai 2026.4, llama-cpp-python 0.3.36 or xllamacpp 2026.10, transformers 5.23 with
+onnxruntime-genai 0.18, openvino-genai 2026.4, llama-cpp-python 0.3.36 or xllamacpp 2026.10, transformers 5.24 with
 torch 2.13.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import time
 from collections.abc import Sequence
@@ -185,6 +186,9 @@ class Transformers:
         self._model = self._transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
         self._model.eval()
         self._cache: Any = None
+        # "cache" since 5.24; a model takes a name that it does not know without a word, and computes without a KV cache
+        names = inspect.signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._token_ids: list[int] = []
         self._options = path, threads
 
@@ -208,8 +212,8 @@ class Transformers:
         with self._torch.inference_mode():
             for _ in range(count):
                 self._token_ids += fed
-                ids = self._torch.tensor([fed])
-                logits = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+                ids, given = self._torch.tensor([fed]), {self._cache_name: self._cache}
+                logits = self._model(ids, **given, use_cache=True, logits_to_keep=1).logits
                 fed = [int(logits[0, -1].argmax())]
                 times.append(time.perf_counter() - start)
         return times

@@ -5,13 +5,12 @@ Source: ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices; Ge
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
 from embedllm.tools.calls import Parameters, ToolCall
 from embedllm.tools.formats import CallShape, ToolFormat
-from embedllm.tools.notations.values import typed_value
+from embedllm.tools.notations.values import parse_json, typed_value
 
 if TYPE_CHECKING:
     from embedllm.types import JSON
@@ -59,7 +58,7 @@ class _Values:
             return self._text()
         if scalar := _SCALAR.match(self.text, self.at):
             self.at = scalar.end()
-            return None if scalar[1] == "None" else json.loads(scalar[1])  # what Gemma 4's template says of null
+            return None if scalar[1] == "None" else parse_json(scalar[1])  # what Gemma 4's template says of null
         raise ValueError(f"expected a value, found {self.text[self.at :][:80]!r}")
 
     def _text(self) -> str:

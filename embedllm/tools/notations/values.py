@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -107,7 +108,7 @@ def python_value(node: ast.expr) -> JSON:
         value = ast.literal_eval(node)
     except (ValueError, TypeError) as error:
         raise ValueError(f"no literal: {ast.unparse(node)[:80]}") from error
-    if value is not None and not isinstance(value, str | int | float):
+    if (value is not None and not isinstance(value, str | int | float)) or value in (math.inf, -math.inf):
         raise ValueError(f"nothing that JSON can hold: {ast.unparse(node)[:80]}")
     return value
 
@@ -144,8 +145,13 @@ def is_quoted(text: str) -> bool:
     return sum(quote == '"' for quote in _QUOTE.findall(text)) % 2 == 1
 
 
-def _fail(problem: str) -> NoReturn:
-    raise ValueError(problem)
+def _no_json(value: str) -> NoReturn:
+    raise ValueError(f"{value} is no value of JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_constant=lambda name: _fail(f"{name} is no value of JSON"))
+def _finite(number: str) -> float:
+    """A number with a point or an exponent; one too large for a float would be written as Infinity."""
+    return _no_json(number) if math.isinf(value := float(number)) else value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_json, parse_float=_finite)

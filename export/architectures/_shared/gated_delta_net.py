@@ -1,12 +1,13 @@
-"""What Qwen3-Next and Qwen 3.5 share: three of four layers with a gated delta rule, and attention behind a gate."""
+"""Gated DeltaNet; and what Qwen3-Next and Qwen 3.5 share: it in three of four layers, and gated attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape
+from embedllm.export.architectures._shared.layer_types import layer_types
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, activation
 from embedllm.export.architectures._shared.rope import FULL, RopeKeys
 from embedllm.export.architectures.config import Config
@@ -14,7 +15,7 @@ from embedllm.package.architecture.mlp import Moe
 from embedllm.package.architecture.recurrent import DeltaNet
 from embedllm.package.architecture.weights import Linear, Origin
 
-_LINEAR = "linear_attention"  # in 'layer_types'
+LINEAR = "linear_attention"  # in 'layer_types'
 _PLACE = "linear_attn"
 
 
@@ -70,25 +71,21 @@ def shape_of(
         rope_keys=RopeKeys(part=0.25),
         query=lambda parts: query(parts, "attention.q", 0),
         gate=lambda parts: query(parts, "attention.gate", parts.sizes.head_dim),
-        mixer=lambda parts, index: None if attends[index] else _delta_net(parts, inputs),
+        mixer=lambda parts, index: None if attends[index] else delta_net(parts, inputs),
         mixture=mixture,
     )
 
 
 def _attention_layers(config: Config) -> list[bool]:
-    layers, types = config.integer("num_hidden_layers"), config.texts("layer_types")
+    types = layer_types(config, (FULL, LINEAR))
     if types is None:
         every = config.integer("full_attention_interval", 4)
-        return [(index + 1) % every == 0 for index in range(layers)]
-    if len(types) != layers:
-        raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
-    for kind in types:
-        if kind not in (FULL, _LINEAR):
-            raise UnsupportedModel(f"layer type '{kind}' is not described; known: {FULL}, {_LINEAR}.")
+        return [(index + 1) % every == 0 for index in range(config.integer("num_hidden_layers"))]
     return [kind == FULL for kind in types]
 
 
-def _delta_net(parts: Parts, inputs: Inputs) -> DeltaNet:
+def delta_net(parts: Parts, inputs: Inputs, *, norm: str = "norm") -> DeltaNet:
+    """The mixer of a layer. norm: what the checkpoint calls that of the output."""
     config, source = parts.config, f"{parts.source}.{_PLACE}"
     sizes = Sizes(
         key_heads=config.integer("linear_num_key_heads", 16),
@@ -101,7 +98,7 @@ def _delta_net(parts: Parts, inputs: Inputs) -> DeltaNet:
         raise UnsupportedModel(f"{sizes.value_heads} value heads are no multiple of {sizes.key_heads} key heads.")
     activation(config, names={"silu": "silu", "swish": "silu"})  # of the convolutions, too
     q, k, v, z, beta, decay = inputs(parts, sizes)
-    norm = replace(parts.norm_kind, weight_offset=0.0)
+    kind = replace(parts.norm_kind, weight_offset=0.0)
     return DeltaNet(
         key_heads=sizes.key_heads,
         value_heads=sizes.value_heads,
@@ -118,7 +115,7 @@ def _delta_net(parts: Parts, inputs: Inputs) -> DeltaNet:
         decay_bias=f"{source}.dt_bias",
         kernel=config.integer("linear_conv_kernel_dim", 4, least=2),
         convolution=f"{source}.conv1d.weight",
-        norm=norm.named(config, f"{parts.name}.attention.norm", f"{source}.norm", sizes.value_dim),
+        norm=kind.named(config, f"{parts.name}.attention.norm", f"{source}.{norm}", sizes.value_dim),
     )
 
 

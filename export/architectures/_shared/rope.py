@@ -64,7 +64,7 @@ def _rope(config: Config, parameters: Config, head_dim: int, keys: RopeKeys) -> 
 
 
 def _rotated_part(config: Config, parameters: Config, keys: RopeKeys) -> float:
-    """Of a head. Few models of transformers 5.23 read it; a GGUF file says it of any ('rotates_parts')."""
+    """Of a head. Few models of transformers read it; a GGUF file says it of any ('rotates_parts')."""
     part = parameters.number("partial_rotary_factor", config.number(keys.part_key, keys.part or 1.0))
     if keys.part is not None or part == 1 or config.flag("rotates_parts", False):
         return part

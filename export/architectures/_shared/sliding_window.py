@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures._shared.layer_types import layer_types
 from embedllm.export.architectures._shared.rope import FULL, SLIDING
 from embedllm.export.architectures.config import Config
 
@@ -12,17 +12,11 @@ from embedllm.export.architectures.config import Config
 def sliding_layers(config: Config, default: Callable[[int], bool]) -> list[bool]:
     """Whether each layer has a window, by 'layer_types', or by `default` where config.json has none.
 
-    Raises ExportError for a number of entries that is not that of the layers, UnsupportedModel for another kind.
+    Raises what layer_types() raises.
     """
-    layers = config.integer("num_hidden_layers")
-    types = config.texts("layer_types")
+    types = layer_types(config, (FULL, SLIDING))
     if types is None:
-        return [default(index) for index in range(layers)]
-    if len(types) != layers:
-        raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
-    for kind in types:
-        if kind not in (FULL, SLIDING):
-            raise UnsupportedModel(f"layer type '{kind}' is not described; known: {FULL}, {SLIDING}.")
+        return [default(index) for index in range(config.integer("num_hidden_layers"))]
     return [kind == SLIDING for kind in types]
 
 

@@ -103,7 +103,7 @@ def pixels(model_type: str, images: Sequence[DynamicImage]) -> dict[str, Any]:
 def padded(images: Sequence[DynamicImage]) -> dict[str, Any]:
     """As Pixtral takes them: all as large as the largest, and their sizes."""
     if sum(image.tokens for image in images) == 1:
-        images = [*images, *images]  # transformers 5.23 takes a single row for a batch of values
+        images = [*images, *images]  # transformers 5.24 takes a single row for a batch of values
     sizes = [image.pixel_values.shape[2:] for image in images]
     whole = np.zeros((len(images), 3, *np.max(sizes, axis=0)), np.float32)
     for place, (height, width) in enumerate(sizes):

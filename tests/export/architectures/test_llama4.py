@@ -82,3 +82,14 @@ def test_replies_beside_others_keep_to_their_chunks(tmp_path: Path) -> None:
         assert list(pool.map(reply, prompts)) == [expected(prompt) for prompt in prompts]
     with pytest.raises(DeviceUnavailable, match="attend in chunks of 8 tokens"):
         load(package, device="cpu", kv="int8")
+
+
+@pytest.mark.peer
+def test_the_multimodal_model_of_transformers_cannot_compute(tmp_path: Path) -> None:
+    """Of 5.24: it asks its text model for 'image_outputs'. Where this fails, make_checkpoint() needs no exception."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    make_checkpoint(tmp_path, FAMILIES["llama4"])
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
+    with pytest.raises(AttributeError, match="no attribute 'image_outputs'"), torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))

@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, object]] = {
     "falcon_h1 norm": {"embedding_multiplier": 1.0, "lm_head_multiplier": 1.0, "tie_word_embeddings": False},
     "gemma4_text keys as values": {**KEYS_AS_VALUES, "num_kv_shared_layers": 0},
     "gemma4_text experts": {},
+    "exaone biases": {"attention_bias": False, "mlp_bias": False},  # as all published models
     "gpt_oss": {"swiglu_limit": 7.0},  # files say nothing of it
     "gpt_oss plain": {"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "deepseek_v2": {"attention_bias": False, "rope_parameters": ONE_SCALE},
