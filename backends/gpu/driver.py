@@ -62,9 +62,9 @@ def _cuda_devices() -> list[Device]:
 
 
 def _webgpu_devices() -> list[Device]:
-    from embedllm.backends.gpu import webgpu
+    from embedllm.backends.gpu import webgpu_devices
 
-    return webgpu.devices()
+    return webgpu_devices.devices()
 
 
 def _directml_devices() -> list[Device]:

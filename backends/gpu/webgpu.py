@@ -1,8 +1,7 @@
 """ONNX Runtime's WebGPU provider, a plug-in: KV and logits stay on the GPU, and steps are replayed as captured.
 
 It runs on Vulkan, Direct3D 12 and Metal, through Dawn. There is one GPU of it in a process, which one thread at a time
-may use. Which GPU that is the provider (0.4.0) does not tell and cannot be told: Dawn takes the one that it expects to
-be fastest, and a software driver when there is no other.
+may use.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -44,7 +42,6 @@ from embedllm.backends.ort.runtime import (
     recording_options,
 )
 from embedllm.backends.sessions.recurrent_session import StatefulSession
-from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.files.switches import switch
 from embedllm.package.architecture.vision import DynamicVision
@@ -59,7 +56,6 @@ if TYPE_CHECKING:
     from embedllm.types import Logits
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
-ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" makes software adapters available
 # environment variable: "0" runs each step kernel by kernel, "greedy" lets only greedy steps run ahead
 CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"
 _SPARE = 2  # buffers of closed sessions that wait for the next one
@@ -69,26 +65,7 @@ _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (d
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
 _TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1
 _NO_FLOAT16 = "requires f16"  # "... Program MatMulNBits requires f16 but the device does not support it."
-_DRIVER = "install the GPU's Vulkan driver: mesa-vulkan-drivers for Intel and AMD, NVIDIA's own for its GPUs"
-_NO_GPU = ("ONNX Runtime finds no GPU here", "docs/webgpu.md tells where it looks")
 _NUMBERS = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
-
-
-def devices() -> list[Device]:
-    """The GPU that WebGPU runs on, others that it cannot be told to take, and what there is to say when there is none.
-
-    They are called "webgpu", "webgpu:1" and so on, as ONNX Runtime lists them.
-    """
-    if not plugins.is_installed(plugins.WEBGPU):
-        return [_missing(f"the package {plugins.WEBGPU.package} is not installed", plugins.WEBGPU.install)]
-    try:
-        provider_devices = plugins.devices(plugins.WEBGPU)
-    except DeviceError as error:
-        return [_missing(str(error), plugins.WEBGPU.install)]
-    if not provider_devices:
-        return [_missing(*_NO_GPU)]
-    adapters = vulkan.adapters() if sys.platform == "linux" else []
-    return [_listed(index, device, adapters) for index, device in enumerate(provider_devices)]
 
 
 class WebGpuEngine:
@@ -359,37 +336,6 @@ def _attends_to_many() -> bool:
     if not right:
         _log.info("attention over many tokens is wrong here: prompts are fed by %d (docs/webgpu.md#faults)", SAFE)
     return right
-
-
-def _listed(index: int, device: plugins.ProviderDevice, adapters: list[vulkan.Adapter] | None) -> Device:
-    """A device of the provider. adapters: what the system's drivers drive, on Linux; None without a Vulkan loader."""
-    name = f"webgpu:{index}" if index else "webgpu"
-    backend = f"onnxruntime {ort.__version__}, WebGPU plug-in {device.version}"
-    is_software, description, memory = device.kind == "CPU", device.description, device.memory
-    lack, remedy = "", ""
-    if index:
-        lack = f"the plug-in ({device.version}) cannot be told which GPU to take; 'webgpu' is the one that it takes"
-    elif sys.platform == "linux" and is_software and not adapters:
-        lack, remedy = _NO_GPU
-    elif sys.platform == "linux" and adapters is None:
-        lack, remedy = "there is no Vulkan loader (libvulkan.so.1)", f"install libvulkan1; {_DRIVER}"
-    elif sys.platform == "linux" and not adapters:
-        lack, remedy = "no Vulkan driver drives a GPU here", _DRIVER
-    elif adapters:
-        is_software, description, memory = adapters[0].is_software, adapters[0].name, adapters[0].memory
-    if is_software and not lack:
-        description = f"{description}, software"
-        if switch(ALLOW_SOFTWARE) != "on":
-            lack = "only a software driver is there, slower than the CPU itself"
-            needed = {ALLOW_SOFTWARE: "1", **plugins.WEBGPU.environment}  # without the second it lists no such adapter
-            remedy = f"{_DRIVER}; for tests, set {' and '.join(f'{name}={value}' for name, value in needed.items())}"
-    return Device(name=name, backend=backend, description=description, available=not lack, reason=lack, remedy=remedy,
-                  memory=memory)  # fmt: skip
-
-
-def _missing(reason: str, remedy: str) -> Device:
-    backend = f"onnxruntime {ort.__version__}"
-    return Device(name="webgpu", backend=backend, description="", available=False, reason=reason, remedy=remedy)
 
 
 _log = logging.getLogger("embedllm")

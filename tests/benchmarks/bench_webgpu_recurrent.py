@@ -23,7 +23,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 
-from embedllm.backends.gpu import webgpu, webgpu_states
+from embedllm.backends.gpu import webgpu_devices, webgpu_states
 from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
@@ -43,7 +43,7 @@ Times = dict[str, list[float]]
 
 
 def loaded(package: Package, *, capture: bool | None, places: int = webgpu_states.PLACES) -> WebGpuEngine:
-    graph, device = package.graph(WEBGPU_FLOAT16.name), webgpu.devices()[0]
+    graph, device = package.graph(WEBGPU_FLOAT16.name), webgpu_devices.devices()[0]
     if graph is None or not device.available:
         sys.exit(f"no {WEBGPU_FLOAT16.name} graph" if graph is None else f"no WebGPU: {device.reason}")
     webgpu_states.PLACES = places

@@ -13,7 +13,7 @@ import pytest
 from embedllm.backends.base import Device
 from embedllm.backends.devices.drivers import find_family
 from embedllm.backends.devices.support import package_unsupported
-from embedllm.backends.gpu import webgpu
+from embedllm.backends.gpu import webgpu, webgpu_devices
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.plugins import Library, ProviderDevice
@@ -54,15 +54,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Device]]:
         monkeypatch.setattr(plugins, "devices", devices)
         monkeypatch.setattr(vulkan, "adapters", lambda: adapters)
         monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setenv(webgpu.ALLOW_SOFTWARE, allow)
-        return webgpu.devices()
+        monkeypatch.setenv(webgpu_devices.ALLOW_SOFTWARE, allow)
+        return webgpu_devices.devices()
 
     return make
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "is_installed", lambda library: False)
-    (device,) = webgpu.devices()
+    (device,) = webgpu_devices.devices()
     assert (device.name, device.available) == ("webgpu", False)
     assert device.reason == "the package onnxruntime_ep_webgpu is not installed"
     assert device.remedy == "pip install onnxruntime-ep-webgpu"
@@ -120,7 +120,7 @@ def test_a_software_driver_is_marked_and_available_when_that_is_allowed(machine:
         assert (device.available, device.description, device.reason) == (True, "llvmpipe, software", "")
         (device,) = machine(listed, adapters=[LLVMPIPE], allow="0")
         assert (device.available, device.description) == (False, "llvmpipe, software")
-        assert f"{webgpu.ALLOW_SOFTWARE}=1" in device.remedy
+        assert f"{webgpu_devices.ALLOW_SOFTWARE}=1" in device.remedy
 
 
 def test_a_gpu_without_float16_is_told_when_the_engine_opens(monkeypatch: pytest.MonkeyPatch) -> None:
