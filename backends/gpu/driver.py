@@ -109,7 +109,8 @@ def _open_webgpu(options: OpenOptions) -> Engine:
         return _open_external(options, on_webgpu(options.device))
     from embedllm.backends.gpu.webgpu import WebGpuEngine
 
-    return WebGpuEngine(options.package, options.require_graph(), options.device)
+    # not when exact: products round by their number of rows, and a reply would depend on what runs beside it
+    return WebGpuEngine(options.package, options.require_graph(), options.device, joins=not options.exact)
 
 
 def _unsupported_on_webgpu(package: Package, kv: str | None) -> Unsupported | None:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -24,6 +24,7 @@ from embedllm.backends.gpu.images import ImageDecoder, open_images
 from embedllm.backends.gpu.recurrent_session import CapturedRecurrentSession, RecurrentSession
 from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
+from embedllm.backends.gpu.webgpu_batch import Batches
 from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_guesses import Guesser, check_guesses
 from embedllm.backends.gpu.webgpu_kv import KvCopier
@@ -41,7 +42,7 @@ from embedllm.backends.ort.runtime import (
     ort,
     recording_options,
 )
-from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.backends.sessions.recurrent_session import StatefulSession, step_together
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.files.switches import switch
 from embedllm.package.architecture.vision import DynamicVision
@@ -50,7 +51,7 @@ from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Unsupported
+    from embedllm.backends.base import BatchRow, Unsupported
     from embedllm.backends.gpu.webgpu_guesses import ForeseeingSession
     from embedllm.backends.images import ImageFeatures
     from embedllm.types import Logits
@@ -71,11 +72,16 @@ _NUMBERS = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 class WebGpuEngine:
     """A folder's float16 or float32 graph on the GPU."""
 
-    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool | None = None) -> None:
+    mixes_lengths = False
+    prompt_budget = CHUNK
+
+    def __init__(
+        self, package: Package, graph: Graph, device: Device, *, capture: bool | None = None, joins: bool = True
+    ) -> None:
         """Loads the graph and runs it once, so that its shaders are compiled: the first time may take a minute.
 
         capture: replay decoding steps as they were captured, where that works and gives the same; None: as the
-        environment says.
+        environment says. joins: step several sequences together, where steps are captured.
         Raises DeviceUnavailable when the GPU cannot run this graph, or part of it would run on the CPU.
         """
         self.device = device
@@ -95,6 +101,7 @@ class WebGpuEngine:
         self.images_unsupported: Unsupported | None = None
         self.image_decoder = ImageDecoder(package, graph, device, lambda path: start(path, recording_options()))
         self._session: ort.InferenceSession | None = None
+        self._batches: Batches | None = None
         path = package.folder / graph.file
         if self.captures:
             self.captures = self._starts_captured(path)
@@ -107,6 +114,8 @@ class WebGpuEngine:
             if self.captures:
                 self.guesser = self._start_guesser()
                 self.pace = Pace()  # not before: what is checked runs ahead
+                if joins and self.copier is not None:
+                    self._batches = Batches(self, lambda graph: start(graph, recording_options()))
                 return
             check_assignments(self.session, _HEAVY, device, "please report it")
             self._warm_up()
@@ -126,7 +135,26 @@ class WebGpuEngine:
             return StatefulSession(self, plain)  # type: ignore[return-value]  # a Session, too
         return CapturedSession(self, capacity) if self.captures else UnbatchedSession(self, capacity)
 
+    @property
+    def max_batch(self) -> int:
+        return 1 if self._batches is None else self._batches.max_batch
+
+    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """One token for each of 1 to max_batch sessions, in turns where they cannot step together."""
+        assert self._batches is not None  # or nobody asks
+        if self.package.decoder.is_recurrent:
+            return step_together(self, rows, self._batches.joins, self._batches.run)
+        positions = [(row.session, row.session.position) for row in rows]
+        try:
+            return self._batches.run(rows)
+        except BaseException:
+            for session, position in positions:
+                session.rewind(position)
+            raise
+
     def close(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
         for spare in self._spare:
             spare.close()
         self._spare.clear()

@@ -1,4 +1,4 @@
-"""Operators of recurrent layers on WebGPU, each beside the same in NumPy.
+"""Operators of recurrent layers on WebGPU, and attention of several sequences, each beside the same in NumPy.
 
 On a GPU, or on a software one: .ci/lavapipe.sh pytest -m webgpu tests/backends/gpu/test_webgpu_operators.py
 """
@@ -56,7 +56,7 @@ def webgpu_session(model: str | bytes) -> InferenceSession:
 def linear_attention(
     given: Mapping[str, Array], heads: tuple[int, int], scale: float, *, corrects: bool
 ) -> tuple[Array, Array]:
-    """The recurrence as its papers have it, in float64, token by token. corrects: the delta rule."""
+    """The recurrence as its papers have it, of one sequence, in float64, token by token. corrects: the delta rule."""
     keys, values = heads
     q, k, v, past, decay, beta = (np.asarray(each, np.float64) for each in (*given.values(), *[1.0] * (not corrects)))
     tokens = q.shape[1]
@@ -122,6 +122,78 @@ def test_convolutions_over_earlier_tokens_are_their_sums(
     expected = [sums / (1 + np.exp(-sums)) if activation == "silu" else sums, seen[:, -(kernel - 1) :]]
     found = run("CausalConvWithState", given, ["found", "present"], channels_last=1, activation=activation)
     check(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_states_of_several_sequences_are_each_ones_own(dtype: str, device: Device) -> None:
+    """A step of three, which batches rely on (backends/gpu/webgpu_batch.py)."""
+    random, (keys, values, key_dim, value_dim), rows = np.random.default_rng(7), SIZES[1], 3
+    q, k = random.standard_normal((2, rows, 1, keys, key_dim)) * key_dim**-0.5
+    given = {
+        "q": q.reshape(rows, 1, -1),
+        "k": k.reshape(rows, 1, -1),
+        "v": random.standard_normal((rows, 1, values * value_dim)),
+        "past": random.standard_normal((rows, values, key_dim, value_dim)),
+        "decay": -random.random((rows, 1, values)),
+        "beta": random.random((rows, 1, values)),
+    }
+    given = {name: each.astype(dtype) for name, each in given.items()}
+    each = [linear_attention({name: part[row : row + 1] for name, part in given.items()}, (keys, values), 1.0,
+                             corrects=True) for row in range(rows)]  # fmt: skip
+    found = run("LinearAttention", given, ["found", "present"], q_num_heads=keys, kv_num_heads=values, scale=1.0,
+                update_rule="gated_delta")  # fmt: skip
+    check(found, [np.concatenate(parts) for parts in zip(*each, strict=True)], dtype)
+
+    channels, kernel = 80, 4
+    shapes = {"x": (rows, 1, channels), "weight": (channels, 1, kernel), "bias": (channels,),
+              "past": (rows, kernel - 1, channels)}  # fmt: skip
+    given = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    x, weight, bias, past = (np.asarray(each, np.float64) for each in given.values())
+    seen = np.concatenate([past, x], axis=1)
+    sums = bias + np.einsum("rtc,ct->rc", seen, weight[:, 0])[:, None]
+    found = run("CausalConvWithState", given, ["found", "present"], channels_last=1, activation="none")
+    check(found, [sums, seen[:, 1:]], dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("rotates", [False, True])
+@pytest.mark.parametrize("heads", [(4, 2, 16), (6, 1, 256)])  # of queries, of keys and values, and their size
+def test_attention_of_sequences_of_different_lengths_is_each_ones_own(
+    heads: tuple[int, int, int], rotates: bool, dtype: str, device: Device
+) -> None:
+    """A step of three over room for 512 tokens, told as the length, as batches have it."""
+    (queries, pairs, size), lengths, room = heads, [300, 2, 90], 512
+    random, rows = np.random.default_rng(8), len(lengths)
+    shapes = {"q": (rows, 1, queries * size), "k": (rows, 1, pairs * size), "v": (rows, 1, pairs * size),
+              "past_k": (rows, pairs, room, size), "past_v": (rows, pairs, room, size)}  # fmt: skip
+    given = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    q, k, v, *past = (np.asarray(each, np.float64) for each in given.values())
+    given["lengths"], given["total"] = np.array(lengths, np.int32), np.array([room], np.int32)
+    angles = np.arange(room)[:, None] / 10 ** np.linspace(0, 3, size // 2)
+    tables = [np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)]
+    if rotates:
+        given |= dict(zip(("cos", "sin"), tables, strict=True))
+
+    def rotated(x: Array, place: int) -> Array:
+        (cos, sin), (left, right) = (table[place].astype(np.float64) for table in tables), np.split(x, 2, axis=-1)
+        both = np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+        return both if rotates else x
+
+    expected = np.empty((rows, 1, queries * size))
+    for row, place in enumerate(lengths):
+        past[0][row, :, place] = rotated(k[row].reshape(pairs, size), place)
+        past[1][row, :, place] = v[row].reshape(pairs, size)
+        keys, values = (np.repeat(each[row, :, : place + 1], queries // pairs, axis=0) for each in past)
+        scores = np.einsum("hd,htd->ht", rotated(q[row].reshape(queries, size), place), keys) * size**-0.5
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        expected[row, 0] = np.einsum("ht,htd->hd", weights, values).reshape(-1)
+    found = run("GroupQueryAttention", given, ["found", "present_k", "present_v"], num_heads=queries,
+                kv_num_heads=pairs, do_rotary=int(rotates))  # fmt: skip
+    check(found[:1], [expected], dtype)
+    for ours, exact in zip(found[1:], past, strict=True):
+        for row, place in enumerate(lengths):
+            check([ours[row, :, : place + 1]], [exact[row, :, : place + 1]], dtype)
 
 
 def test_the_delta_rule_as_one_operator_is_still_missing(device: Device, tmp_path: Path) -> None:
