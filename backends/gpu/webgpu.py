@@ -61,7 +61,7 @@ CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver
 CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
-_HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState"}
+_HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState", "QMoE"}
 _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (docs/webgpu.md#capture); captured ones
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
 _TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1
@@ -101,7 +101,7 @@ class WebGpuEngine:
         self.images_unsupported: Unsupported | None = None
         self.image_decoder = ImageDecoder(package, graph, device, lambda path: start(path, recording_options()))
         self._session: ort.InferenceSession | None = None
-        self._batches: Batches | None = None
+        self.batches: Batches | None = None
         path = package.folder / graph.file
         if self.captures:
             self.captures = self._starts_captured(path)
@@ -113,9 +113,10 @@ class WebGpuEngine:
             )
             if self.captures:
                 self.guesser = self._start_guesser()
-                self.pace = Pace()  # not before: what is checked runs ahead
-                if joins and self.copier is not None:
-                    self._batches = Batches(self, lambda graph: start(graph, recording_options()))
+                self.pace = Pace("sampled steps", ("one by one", "ahead"))  # not before: what is checked runs ahead
+                # experts of several tokens cannot be captured (0.4.0): tests/backends/gpu/test_webgpu_operators.py
+                if joins and self.copier is not None and not package.decoder.is_mixture:
+                    self.batches = Batches(self, lambda graph: start(graph, recording_options()))
                 return
             check_assignments(self.session, _HEAVY, device, "please report it")
             self._warm_up()
@@ -137,24 +138,24 @@ class WebGpuEngine:
 
     @property
     def max_batch(self) -> int:
-        return 1 if self._batches is None else self._batches.max_batch
+        return 1 if self.batches is None else self.batches.max_batch
 
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
         """One token for each of 1 to max_batch sessions, in turns where they cannot step together."""
-        assert self._batches is not None  # or nobody asks
+        assert self.batches is not None  # or nobody asks
         if self.package.decoder.is_recurrent:
-            return step_together(self, rows, self._batches.joins, self._batches.run)
+            return step_together(self, rows, self.batches.joins, self.batches.run)
         positions = [(row.session, row.session.position) for row in rows]
         try:
-            return self._batches.run(rows)
+            return self.batches.run(rows)
         except BaseException:
             for session, position in positions:
                 session.rewind(position)
             raise
 
     def close(self) -> None:
-        if self._batches is not None:
-            self._batches.close()
+        if self.batches is not None:
+            self.batches.close()
         for spare in self._spare:
             spare.close()
         self._spare.clear()
@@ -174,7 +175,7 @@ class WebGpuEngine:
 
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
         with LOCK, device_errors(self.device):
-            _write(value, array)
+            write(value, array)
 
     def read(self, value: ort.OrtValue) -> np.ndarray:
         with LOCK, device_errors(self.device):
@@ -324,7 +325,7 @@ def start(
 def put(array: np.ndarray) -> ort.OrtValue:
     """A copy of an array on the GPU. Called with the lock held."""
     value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, "webgpu")
-    _write(value, array)
+    write(value, array)
     return value
 
 
@@ -340,7 +341,8 @@ def chunk() -> int:
     return CHUNK if _attends_to_many() else SAFE
 
 
-def _write(value: ort.OrtValue, array: np.ndarray) -> None:
+def write(value: ort.OrtValue, array: np.ndarray) -> None:
+    """Puts an array where another is on the GPU. Called with the lock held."""
     ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))], [value])
 
 

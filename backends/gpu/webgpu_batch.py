@@ -17,6 +17,7 @@ import numpy as np
 
 from embedllm.backends.gpu.images import is_image
 from embedllm.backends.gpu.webgpu_graph import KEPT
+from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.backends.gpu.webgpu_states import PLACES_OF_BATCH, RowCopier
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, Slot, StepBuffers, best_of
 from embedllm.backends.ort.runtime import device_errors, first_line
@@ -186,6 +187,10 @@ class Batches:
         self._batches: list[Batch] = []
         self._rows: RowCopier | None = None
         self._checked: set[int] = set()  # widths of which a step was that of single ones
+        # by width; None: all step together, whether or not that is the faster way
+        self.paces: dict[int, Pace] | None = {
+            width: Pace(f"steps of up to {width} sequences", ("together", "in turns")) for width in WIDTHS
+        }
 
     def joins(self, session: Session, token: int) -> bool:
         """Whether that step can be one of a batch: not of an image, nor behind one that moves positions."""
@@ -212,7 +217,7 @@ class Batches:
             self._batches.pop().close()
 
     def _step(self, sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:
-        batch = self._batch_for(sessions)
+        batch = self._batch_for(sessions) if self._is_faster(sessions) else None
         if batch is None:
             return _alone(sessions, tokens)
         if batch.width in self._checked:
@@ -233,9 +238,17 @@ class Batches:
         self._checked.add(batch.width)
         return logits
 
+    def _is_faster(self, sessions: Sequence[CapturedSession]) -> bool:
+        """Whether these are to step together, by the clock."""
+        if self.paces is None:
+            return True
+        pace = self.paces[_width(len(sessions))]
+        pace.note(hash(tuple(map(id, sessions))), sessions[0].position)
+        return not pace.is_second
+
     def _batch_for(self, sessions: Sequence[CapturedSession]) -> Batch | None:
         """The batch that most of these are in; None: they take turns."""
-        width = next(width for width in WIDTHS if width >= len(sessions))
+        width = _width(len(sessions))
         capacity = max(session.capacity for session in sessions)
         held = Counter(cast("Batch", session.slot.batch) for session in sessions if session.slot is not None)
         if held:
@@ -277,6 +290,10 @@ class Batches:
         if shapes and self._rows is None:
             self._rows = RowCopier(shapes, np.dtype(self._gpu.dtype), self._start)
         return self._rows
+
+
+def _width(count: int) -> int:
+    return next(width for width in WIDTHS if width >= count)
 
 
 def _alone(sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:

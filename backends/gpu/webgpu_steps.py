@@ -251,7 +251,7 @@ class CapturedSession(UnbatchedSession):
         pace = cast("GuessingGpu", self._gpu).pace
         if pace is not None:
             pace.note(id(self), self.position)
-            if not pace.is_ahead:
+            if not pace.is_second:
                 if not guesses.is_idle:
                     self._forget()
                 return self._step(token)

@@ -105,6 +105,9 @@ def measure(engine: WebGpuEngine, places: int, numbers: np.random.Generator, cou
 
 
 def compare_batches(engine: WebGpuEngine, options: argparse.Namespace) -> None:
+    if engine.batches is None:
+        sys.exit("its sequences do not step together: a mixture, or no captured steps")
+    engine.batches.paces = None  # not by the clock
     rates: dict[tuple[int, str, str], list[float]] = defaultdict(list)
     for at in range(-1, options.rounds):  # the first round warms up, and has batches made
         for count in options.sequences:

@@ -20,6 +20,7 @@ from embedllm.backends.gpu import webgpu_batch
 from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.backends.gpu.webgpu_batch import Batch
 from embedllm.backends.gpu.webgpu_capture import CapturedRun
+from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.backends.gpu.webgpu_steps import CapturedSession
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.backends.sessions.recurrent_session import StatefulSession
@@ -46,7 +47,7 @@ class Loaded:
         graph = package.graph(GPU_FLOAT32.name)
         assert graph is not None
         self.package = package
-        self.engine = WebGpuEngine(package, graph, device)
+        self.engine = together(WebGpuEngine(package, graph, device))
         self.exact = [ReferenceEngine(package).open().feed_all(stream) for stream in STREAMS]
 
     def step(self, sessions: Sequence[Session], *, streams: Sequence[int] | None = None) -> Sequence[Logits]:
@@ -62,6 +63,13 @@ class Loaded:
     def check(self, logits: Logits, stream: int, position: int) -> None:
         exact = self.exact[stream][position]
         np.testing.assert_allclose(values(logits), exact, atol=CLOSE * float(np.ptp(exact)), rtol=0)
+
+
+def together(engine: WebGpuEngine) -> WebGpuEngine:
+    """Whose sequences step together, whether or not that is the faster way here."""
+    assert engine.batches is not None
+    engine.batches.paces = None
+    return engine
 
 
 @pytest.fixture(scope="module", params=["qwen3", *RECURRENT])
@@ -203,7 +211,7 @@ def test_a_batch_grows_with_a_sequence(device: Device, tiny_package: Callable[..
     package = open_package(tiny_package("qwen3", max_position_embeddings=4096))
     graph = package.graph(GPU_FLOAT32.name)
     assert graph is not None
-    engine = WebGpuEngine(package, graph, device)
+    engine = together(WebGpuEngine(package, graph, device))
     tokens = np.random.default_rng(4).integers(3, 300, 1020).tolist()
     sessions = [engine.open() for _ in range(2)]
     found = [[best(session.feed(prompt))] for session, prompt in zip(sessions, (tokens, tokens[:9]), strict=True)]
@@ -237,7 +245,7 @@ def test_a_wrong_batch_is_given_up(model: Loaded, device: Device, monkeypatch: p
     """As one whose rows are those of other sequences."""
     graph = model.package.graph(GPU_FLOAT32.name)
     assert graph is not None
-    engine = WebGpuEngine(model.package, graph, device)
+    engine = together(WebGpuEngine(model.package, graph, device))
     right = Batch.step
     monkeypatch.setattr(Batch, "step", lambda self, sessions, tokens: right(self, sessions, tokens)[::-1])
     caplog.set_level(logging.INFO, "embedllm")
@@ -252,6 +260,26 @@ def test_a_wrong_batch_is_given_up(model: Loaded, device: Device, monkeypatch: p
     assert engine.max_batch == 1
     close(sessions)
     engine.close()
+
+
+def test_sequences_take_turns_where_that_is_faster(
+    model: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a clock that says so: a second for what is together, and a tenth of one for what is not."""
+    caplog.set_level(logging.INFO, "embedllm")
+    now, batches = [0.0], model.engine.batches
+    assert batches is not None
+    monkeypatch.setattr(batches, "paces", {2: Pace("steps of up to 2", ("together", "in turns"), lambda: now[0])})
+    sessions, ways = opened(model, (5, 9)), list[bool]()
+    for _ in range(70):
+        model.step(sessions)
+        slot = plain(sessions[0]).slot
+        ways.append(slot is not None and slot.is_newer)
+        now[0] += 1.0 if ways[-1] else 0.1
+    assert ways[1]
+    assert not ways[-1]
+    assert "steps of up to 2 run in turns: 1e+03 ms a step together, 100 in turns" in caplog.text
+    close(sessions)
 
 
 def test_requests_at_once_give_the_texts_that_they_give_alone(
@@ -279,8 +307,8 @@ def test_requests_at_once_give_the_texts_that_they_give_alone(
         again = [reply(at, turn) for at, turn in enumerate(turns)]
         assert not steps
         with ThreadPoolExecutor(3) as threads:
-            together = list(threads.map(reply, range(3), [stream[:20] for stream in STREAMS]))
+            at_once = list(threads.map(reply, range(3), [stream[:20] for stream in STREAMS]))
             second = list(threads.map(reply, range(3), turns))
-    for ours, expected in ((together, alone), (second, again)):
+    for ours, expected in ((at_once, alone), (second, again)):
         assert [each.tokens for each in ours] == [each.tokens for each in expected]
     assert max(steps) > 1
