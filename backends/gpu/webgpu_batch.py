@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("embedllm")
 WIDTHS = (2, 4, 8, 16)  # rows of batches, KEPT at most
-_LEAST_BYTES, _SHARE = 1 << 30, 8  # that batches may take: so many, or that part of the GPU's memory where it is known
+_LEAST_BYTES, _SHARE = 1 << 30, 8  # that batches may take: these, or an eighth of the GPU's memory where that is more
 _TOLERANCE = 0.5  # standard deviations of logits, as in webgpu.py
 
 
