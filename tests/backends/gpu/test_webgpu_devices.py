@@ -21,9 +21,12 @@ from embedllm.backends.system import vulkan
 from embedllm.backends.system.vulkan import Adapter
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
+from embedllm.export.graphs import write_variant
+from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16, WEBGPU_QMOE_FLOAT16
 from embedllm.package.package import open_package
 from tests.support.decoder_cases import CASES, plain
 from tests.support.described import described_package
+from tests.support.tiny_recurrent import tiny_hybrid_mixture
 
 GPU = ProviderDevice(
     provider="WebGpuExecutionProvider", version="0.4.0", kind="GPU", vendor="Intel", vendor_id=0x8086, device_id=0x56A0,
@@ -142,6 +145,18 @@ def test_a_gpu_without_float16_is_told_when_the_engine_opens(monkeypatch: pytest
     with pytest.raises(DeviceUnavailable, match="the GPU has no 16-bit floats") as caught:
         engine._warm_up()
     assert caught.value.tried[0][2] == "use the 'gpu-float32' graph"
+
+
+def test_a_mixture_has_its_experts_as_one_operator_unless_it_is_to_be_exact(tmp_path: Path) -> None:
+    folder = tiny_hybrid_mixture(tmp_path / "package", WEBGPU_QMOE_FLOAT16.name)
+    for name in (WEBGPU_FLOAT16.name, GPU_FLOAT32.name):
+        write_variant(folder, name)
+    family, package = find_family("webgpu"), open_package(folder)
+    assert family is not None
+    assert [graph.file for graph in family.capabilities.graphs(package)] == [
+        "model.webgpu.qmoe.onnx", "model.webgpu.onnx", "model.fp32.onnx",
+    ]  # fmt: skip
+    assert [graph.file for graph in family.capabilities.graphs(package, exact=True)] == ["model.fp32.onnx"]
 
 
 def test_a_system_without_a_vulkan_loader_has_no_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
