@@ -47,7 +47,7 @@ from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.files.switches import switch
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import GPU_FLOAT32
+from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16, WITH_QMOE
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class WebGpuEngine:
         """
         self.device = device
         self.package = package
+        self.variant = graph.variant
         self.context = package.context
         self.remedy = package.larger_context
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
@@ -304,10 +305,13 @@ class WebGpuEngine:
                 session.rewind(0)
                 session.feed([0] * count)
         except DeviceError as error:
-            if _NO_FLOAT16 not in str(error):
+            if _NO_FLOAT16 in str(error):
+                lack, graph = "the GPU has no 16-bit floats (shader-f16)", GPU_FLOAT32.name
+            elif self.variant in WITH_QMOE:  # whose tensors of all experts may be too large
+                lack, graph = f"its experts do not run as one operator: {error}", WEBGPU_FLOAT16.name
+            else:
                 raise
-            lack, remedy = "the GPU has no 16-bit floats (shader-f16)", f"use the '{GPU_FLOAT32.name}' graph"
-            raise cannot_run(self.device, lack, remedy) from error
+            raise cannot_run(self.device, lack, f"use the '{graph}' graph") from error
         finally:
             session.close()
         _log.info("ready in %.1f s", time.monotonic() - start)

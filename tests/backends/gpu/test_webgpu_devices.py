@@ -126,7 +126,16 @@ def test_a_software_driver_is_marked_and_available_when_that_is_allowed(machine:
         assert f"{webgpu_devices.ALLOW_SOFTWARE}=1" in device.remedy
 
 
-def test_a_gpu_without_float16_is_told_when_the_engine_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "variant", "lack", "remedy"), [
+    ("Program MatMulNBits requires f16 but the device does not support it.", WEBGPU_FLOAT16.name,
+     "the GPU has no 16-bit floats", "use the 'gpu-float32' graph"),
+    ("Buffer size exceeds the limit.", WEBGPU_QMOE_FLOAT16.name,
+     "its experts do not run as one operator: .*exceeds the limit", "use the 'webgpu-float16' graph"),
+])  # fmt: skip
+def test_what_a_gpu_cannot_run_is_told_when_the_engine_opens(
+    error: str, variant: str, lack: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next graph is taken."""
     """By the words that the provider has for it; what runs here has float16."""
 
     class Session:
@@ -134,17 +143,16 @@ def test_a_gpu_without_float16_is_told_when_the_engine_opens(monkeypatch: pytest
         def close(self) -> None: ...
 
         def feed(self, tokens: list[int]) -> None:
-            raise DeviceError(
-                "ONNX Runtime failed: Program MatMulNBits requires f16 but the device does not support it."
-            )
+            raise DeviceError(f"ONNX Runtime failed: {error}")
 
     engine = object.__new__(webgpu.WebGpuEngine)
     engine.device = Device(name="webgpu", backend="", description="", available=True)
+    engine.variant = variant
     engine.package, engine.chunk, engine.context = SimpleNamespace(name="any"), 31, 128  # type: ignore[assignment]
     monkeypatch.setattr(webgpu.WebGpuEngine, "open", lambda self: Session())
-    with pytest.raises(DeviceUnavailable, match="the GPU has no 16-bit floats") as caught:
+    with pytest.raises(DeviceUnavailable, match=lack) as caught:
         engine._warm_up()
-    assert caught.value.tried[0][2] == "use the 'gpu-float32' graph"
+    assert caught.value.tried[0][2] == remedy
 
 
 def test_a_mixture_has_its_experts_as_one_operator_unless_it_is_to_be_exact(tmp_path: Path) -> None:
