@@ -18,6 +18,7 @@ from embedllm.package.graph_variants import (
     HIDDEN_ON_CUDA,
     QMOE_FLOAT16,
     WEBGPU_FLOAT16,
+    WEBGPU_QMOE_FLOAT16,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ WEBGPU = Provider(
     device="webgpu",
     name="WebGpuExecutionProvider",
     module="onnxruntime_ep_webgpu",
-    variants=(WEBGPU_FLOAT16.name, GPU_FLOAT32.name),  # which, the probe finds out: not every GPU has float16
+    # which, the probe finds out: not every GPU has float16
+    variants=(WEBGPU_QMOE_FLOAT16.name, WEBGPU_FLOAT16.name, GPU_FLOAT32.name),
     exact=(GPU_FLOAT32.name,),
     hardware="GPU",
     install="pip install onnxruntime-ep-webgpu",
@@ -62,9 +64,9 @@ def _cuda_devices() -> list[Device]:
 
 
 def _webgpu_devices() -> list[Device]:
-    from embedllm.backends.gpu import webgpu
+    from embedllm.backends.gpu import webgpu_devices
 
-    return webgpu.devices()
+    return webgpu_devices.devices()
 
 
 def _directml_devices() -> list[Device]:
@@ -109,7 +111,8 @@ def _open_webgpu(options: OpenOptions) -> Engine:
         return _open_external(options, on_webgpu(options.device))
     from embedllm.backends.gpu.webgpu import WebGpuEngine
 
-    return WebGpuEngine(options.package, options.require_graph(), options.device)
+    # not when exact: products round by their number of rows, and a reply would depend on what runs beside it
+    return WebGpuEngine(options.package, options.require_graph(), options.device, joins=not options.exact)
 
 
 def _unsupported_on_webgpu(package: Package, kv: str | None) -> Unsupported | None:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import ref
 
-from embedllm.backends.base import BatchRow
-from embedllm.backends.checks import check_tokens
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.state_pool import state_bytes
 from embedllm.backends.ort.runtime import device_errors
-from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.backends.sessions.recurrent_session import StatefulSession, step_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from embedllm.backends.base import Session
+    from embedllm.backends.base import BatchRow, Session
     from embedllm.backends.gpu.io_binding_engine import ResidentEngine
     from embedllm.package.lora.adapter import Adapter
     from embedllm.types import Logits
@@ -118,45 +116,8 @@ class RecurrentEngine:
 
         In one run but for those that a rewind has put behind, and those whose token is of an image.
         """
-        sessions = [_stateful(row.session) for row in rows]
-        for session, (_, tokens) in zip(sessions, rows, strict=True):
-            check_tokens(tokens, session.position, vocabulary=self.package.decoder.vocabulary, limit=self.context,
-                         remedy=self.remedy, images=self.images)  # fmt: skip
-        positions = [session.position for session in sessions]
-        together = [at for at, row in enumerate(rows) if _steps_beside(sessions[at], row.tokens[0])]
-        logits: dict[int, Logits] = {}
-        try:
-            logits |= {at: sessions[at].feed(row.tokens) for at, row in enumerate(rows) if at not in together}
-            logits |= zip(together, self._step([(sessions[at], rows[at].tokens) for at in together]), strict=True)
-        except BaseException:
-            for session, position in zip(sessions, positions, strict=True):
-                session.rewind(position)
-            raise
-        return [logits[at] for at in range(len(rows))]
-
-    def _step(self, rows: Sequence[tuple[Stateful, Sequence[int]]]) -> Sequence[Logits]:
-        """One token for each of sessions that step from where they are."""
-        plain: list[BatchRow] = []
-        for session, tokens in rows:
-            slot = session.steps_from
-            assert slot is not None
-            session.begin_step()
-            plain.append(BatchRow(slot, tokens))
-        logits = self.slots.run_batch(plain) if plain else []
-        for session, (token,) in rows:
-            session.end_step(token)
-        return logits
+        return step_together(self, rows, _steps_beside, self.slots.run_batch)
 
 
-def _stateful(session: Session) -> Stateful:
-    assert isinstance(session, StatefulSession)  # of this engine
-    return session
-
-
-def _steps_beside(session: Stateful, token: int) -> bool:
-    """Whether a step of that token can be in one run with others.
-
-    Others go through the session, which knows what to do with states where a run fails.
-    """
-    slot = session.steps_from
-    return isinstance(slot, RecurrentSlot) and not slot.steps_alone(token)
+def _steps_beside(session: Session, token: int) -> bool:
+    return isinstance(session, RecurrentSlot) and not session.steps_alone(token)

@@ -82,13 +82,13 @@ class CapturedRecurrentSession(CapturedSession):
         """Copies, on the GPU."""
         ring = self._steps().states
         with self._gpu.lock, device_errors(self._gpu.device):
-            return ring.copies(self._place)
+            return ring.copies(self.place)
 
     def set_states(self, states: PlacedStates) -> None:
         self._forget()
         ring = self._steps().states
         with self._gpu.lock, device_errors(self._gpu.device):
-            ring.write(self._place, states)
+            ring.write(self.place, states)
 
     def adapt(self, adapter: Adapter | None) -> None:
         if adapter is not None:
@@ -97,10 +97,10 @@ class CapturedRecurrentSession(CapturedSession):
     def _reset(self) -> None:
         ring = self._steps().states
         with self._gpu.lock, device_errors(self._gpu.device):
-            ring.reset(self._place)
+            ring.reset(self.place)
 
     def _copy_kv(self, old: Buffers, new: Buffers) -> None:
         super()._copy_kv(old, new)
         before, after = (cast("StepBuffers", buffers).states for buffers in (old, new))
         with self._gpu.lock, device_errors(self._gpu.device):
-            after.take(before, self._place)
+            after.take(before, self.place)

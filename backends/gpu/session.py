@@ -63,14 +63,14 @@ class DeviceEngine(Protocol[B]):
     def give_back(self, buffers: B) -> None: ...
 
 
-def empty_kv(engine: DeviceEngine[B], capacity: int) -> dict[str, ort.OrtValue]:
-    """Buffers for the keys and values of that many tokens, as KvBuffers has them.
+def empty_kv(engine: DeviceEngine[B], capacity: int, rows: int = 1) -> dict[str, ort.OrtValue]:
+    """Buffers for the keys and values of that many tokens, as KvBuffers has them, of that many sequences.
 
     Zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN.
     """
     attentions = engine.package.decoder.kv_attentions
     return {
-        f"{at}.{part}": engine.place(np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype))
+        f"{at}.{part}": engine.place(np.zeros((rows, attention.kv_heads, capacity, attention.head_dim), engine.dtype))
         for at, attention in enumerate(attentions)
         for part in ("key", "value")
     }
@@ -159,12 +159,15 @@ class DeviceSession(Generic[B]):
     def _prepare(self, tokens: Sequence[int]) -> B:
         """Checks the tokens and makes room for them."""
         self._require_buffers()
-        vocabulary = self._decoder.vocabulary
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=self._engine.remedy,
-                     images=self._images)  # fmt: skip
+        self._check_tokens(tokens)
         if self._stopping:
             raise Interrupted
         return self._reserve(self.position + len(tokens))
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        vocabulary = self._decoder.vocabulary
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=self._engine.remedy,
+                     images=self._images)  # fmt: skip
 
     def _run(
         self, binding: ort.IOBinding, options: ort.RunOptions, end: int, session: ort.InferenceSession | None = None

@@ -45,11 +45,11 @@ _STEP = 1024  # tokens; capacities are multiples of it
 class Buffers:
     """What a step reads and writes, at fixed places on the GPU."""
 
-    def __init__(self, gpu: Gpu, capacity: int) -> None:
-        """capacity: tokens; it is rounded up."""
+    def __init__(self, gpu: Gpu, capacity: int, rows: int = 1) -> None:
+        """capacity: tokens; it is rounded up. rows: sequences that step together."""
         self.capacity: int = min(-(-max(capacity, 1) // _STEP) * _STEP, gpu.context)
-        self.kv: dict[str, ort.OrtValue] = empty_kv(gpu, self.capacity)
-        self.logits = gpu.place(np.zeros((1, 1, gpu.package.decoder.vocabulary), gpu.dtype))
+        self.kv: dict[str, ort.OrtValue] = empty_kv(gpu, self.capacity, rows)
+        self.logits = gpu.place(np.zeros((rows, 1, gpu.package.decoder.vocabulary), gpu.dtype))
         self.binding = bound_to(self.kv, gpu.session)
         rope = gpu.package.decoder.rope
         has_tables = rope.mrope is not None and takes_tables(gpu.session)

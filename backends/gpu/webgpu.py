@@ -1,8 +1,7 @@
 """ONNX Runtime's WebGPU provider, a plug-in: KV and logits stay on the GPU, and steps are replayed as captured.
 
 It runs on Vulkan, Direct3D 12 and Metal, through Dawn. There is one GPU of it in a process, which one thread at a time
-may use. Which GPU that is the provider (0.4.0) does not tell and cannot be told: Dawn takes the one that it expects to
-be fastest, and a software driver when there is no other.
+may use.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -26,6 +24,7 @@ from embedllm.backends.gpu.images import ImageDecoder, open_images
 from embedllm.backends.gpu.recurrent_session import CapturedRecurrentSession, RecurrentSession
 from embedllm.backends.gpu.unbatched_session import Buffers, UnbatchedSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
+from embedllm.backends.gpu.webgpu_batch import Batches
 from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_guesses import Guesser, check_guesses
 from embedllm.backends.gpu.webgpu_kv import KvCopier
@@ -43,66 +42,51 @@ from embedllm.backends.ort.runtime import (
     ort,
     recording_options,
 )
-from embedllm.backends.sessions.recurrent_session import StatefulSession
-from embedllm.backends.system import vulkan
+from embedllm.backends.sessions.recurrent_session import StatefulSession, step_together
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.files.switches import switch
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import GPU_FLOAT32
+from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16, WITH_QMOE
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Unsupported
+    from embedllm.backends.base import BatchRow, Unsupported
     from embedllm.backends.gpu.webgpu_guesses import ForeseeingSession
     from embedllm.backends.images import ImageFeatures
     from embedllm.types import Logits
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
-ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" makes software adapters available
 # environment variable: "0" runs each step kernel by kernel, "greedy" lets only greedy steps run ahead
 CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
-_HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState"}
+_HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState", "QMoE"}
 _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (docs/webgpu.md#capture); captured ones
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
 _TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1
 _NO_FLOAT16 = "requires f16"  # "... Program MatMulNBits requires f16 but the device does not support it."
-_DRIVER = "install the GPU's Vulkan driver: mesa-vulkan-drivers for Intel and AMD, NVIDIA's own for its GPUs"
-_NO_GPU = ("ONNX Runtime finds no GPU here", "docs/webgpu.md tells where it looks")
 _NUMBERS = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
-
-
-def devices() -> list[Device]:
-    """The GPU that WebGPU runs on, others that it cannot be told to take, and what there is to say when there is none.
-
-    They are called "webgpu", "webgpu:1" and so on, as ONNX Runtime lists them.
-    """
-    if not plugins.is_installed(plugins.WEBGPU):
-        return [_missing(f"the package {plugins.WEBGPU.package} is not installed", plugins.WEBGPU.install)]
-    try:
-        provider_devices = plugins.devices(plugins.WEBGPU)
-    except DeviceError as error:
-        return [_missing(str(error), plugins.WEBGPU.install)]
-    if not provider_devices:
-        return [_missing(*_NO_GPU)]
-    adapters = vulkan.adapters() if sys.platform == "linux" else []
-    return [_listed(index, device, adapters) for index, device in enumerate(provider_devices)]
 
 
 class WebGpuEngine:
     """A folder's float16 or float32 graph on the GPU."""
 
-    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool | None = None) -> None:
+    mixes_lengths = False
+    prompt_budget = CHUNK
+
+    def __init__(
+        self, package: Package, graph: Graph, device: Device, *, capture: bool | None = None, joins: bool = True
+    ) -> None:
         """Loads the graph and runs it once, so that its shaders are compiled: the first time may take a minute.
 
         capture: replay decoding steps as they were captured, where that works and gives the same; None: as the
-        environment says.
+        environment says. joins: step several sequences together, where steps are captured.
         Raises DeviceUnavailable when the GPU cannot run this graph, or part of it would run on the CPU.
         """
         self.device = device
         self.package = package
+        self.variant = graph.variant
         self.context = package.context
         self.remedy = package.larger_context
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
@@ -118,6 +102,7 @@ class WebGpuEngine:
         self.images_unsupported: Unsupported | None = None
         self.image_decoder = ImageDecoder(package, graph, device, lambda path: start(path, recording_options()))
         self._session: ort.InferenceSession | None = None
+        self.batches: Batches | None = None
         path = package.folder / graph.file
         if self.captures:
             self.captures = self._starts_captured(path)
@@ -129,7 +114,10 @@ class WebGpuEngine:
             )
             if self.captures:
                 self.guesser = self._start_guesser()
-                self.pace = Pace()  # not before: what is checked runs ahead
+                self.pace = Pace("sampled steps", ("one by one", "ahead"))  # not before: what is checked runs ahead
+                # experts of several tokens cannot be captured (0.4.0): tests/backends/gpu/test_webgpu_operators.py
+                if joins and self.copier is not None and not package.decoder.is_mixture:
+                    self.batches = Batches(self, lambda graph: start(graph, recording_options()))
                 return
             check_assignments(self.session, _HEAVY, device, "please report it")
             self._warm_up()
@@ -149,7 +137,26 @@ class WebGpuEngine:
             return StatefulSession(self, plain)  # type: ignore[return-value]  # a Session, too
         return CapturedSession(self, capacity) if self.captures else UnbatchedSession(self, capacity)
 
+    @property
+    def max_batch(self) -> int:
+        return 1 if self.batches is None else self.batches.max_batch
+
+    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """One token for each of 1 to max_batch sessions, in turns where they cannot step together."""
+        assert self.batches is not None  # or nobody asks
+        if self.package.decoder.is_recurrent:
+            return step_together(self, rows, self.batches.joins, self.batches.run)
+        positions = [(row.session, row.session.position) for row in rows]
+        try:
+            return self.batches.run(rows)
+        except BaseException:
+            for session, position in positions:
+                session.rewind(position)
+            raise
+
     def close(self) -> None:
+        if self.batches is not None:
+            self.batches.close()
         for spare in self._spare:
             spare.close()
         self._spare.clear()
@@ -169,7 +176,7 @@ class WebGpuEngine:
 
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
         with LOCK, device_errors(self.device):
-            _write(value, array)
+            write(value, array)
 
     def read(self, value: ort.OrtValue) -> np.ndarray:
         with LOCK, device_errors(self.device):
@@ -298,10 +305,13 @@ class WebGpuEngine:
                 session.rewind(0)
                 session.feed([0] * count)
         except DeviceError as error:
-            if _NO_FLOAT16 not in str(error):
+            if _NO_FLOAT16 in str(error):
+                lack, graph = "the GPU has no 16-bit floats (shader-f16)", GPU_FLOAT32.name
+            elif self.variant in WITH_QMOE:  # whose tensors of all experts may be too large
+                lack, graph = f"its experts do not run as one operator: {error}", WEBGPU_FLOAT16.name
+            else:
                 raise
-            lack, remedy = "the GPU has no 16-bit floats (shader-f16)", f"use the '{GPU_FLOAT32.name}' graph"
-            raise cannot_run(self.device, lack, remedy) from error
+            raise cannot_run(self.device, lack, f"use the '{graph}' graph") from error
         finally:
             session.close()
         _log.info("ready in %.1f s", time.monotonic() - start)
@@ -319,7 +329,7 @@ def start(
 def put(array: np.ndarray) -> ort.OrtValue:
     """A copy of an array on the GPU. Called with the lock held."""
     value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, "webgpu")
-    _write(value, array)
+    write(value, array)
     return value
 
 
@@ -335,7 +345,8 @@ def chunk() -> int:
     return CHUNK if _attends_to_many() else SAFE
 
 
-def _write(value: ort.OrtValue, array: np.ndarray) -> None:
+def write(value: ort.OrtValue, array: np.ndarray) -> None:
+    """Puts an array where another is on the GPU. Called with the lock held."""
     ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))], [value])
 
 
@@ -359,37 +370,6 @@ def _attends_to_many() -> bool:
     if not right:
         _log.info("attention over many tokens is wrong here: prompts are fed by %d (docs/webgpu.md#faults)", SAFE)
     return right
-
-
-def _listed(index: int, device: plugins.ProviderDevice, adapters: list[vulkan.Adapter] | None) -> Device:
-    """A device of the provider. adapters: what the system's drivers drive, on Linux; None without a Vulkan loader."""
-    name = f"webgpu:{index}" if index else "webgpu"
-    backend = f"onnxruntime {ort.__version__}, WebGPU plug-in {device.version}"
-    is_software, description, memory = device.kind == "CPU", device.description, device.memory
-    lack, remedy = "", ""
-    if index:
-        lack = f"the plug-in ({device.version}) cannot be told which GPU to take; 'webgpu' is the one that it takes"
-    elif sys.platform == "linux" and is_software and not adapters:
-        lack, remedy = _NO_GPU
-    elif sys.platform == "linux" and adapters is None:
-        lack, remedy = "there is no Vulkan loader (libvulkan.so.1)", f"install libvulkan1; {_DRIVER}"
-    elif sys.platform == "linux" and not adapters:
-        lack, remedy = "no Vulkan driver drives a GPU here", _DRIVER
-    elif adapters:
-        is_software, description, memory = adapters[0].is_software, adapters[0].name, adapters[0].memory
-    if is_software and not lack:
-        description = f"{description}, software"
-        if switch(ALLOW_SOFTWARE) != "on":
-            lack = "only a software driver is there, slower than the CPU itself"
-            needed = {ALLOW_SOFTWARE: "1", **plugins.WEBGPU.environment}  # without the second it lists no such adapter
-            remedy = f"{_DRIVER}; for tests, set {' and '.join(f'{name}={value}' for name, value in needed.items())}"
-    return Device(name=name, backend=backend, description=description, available=not lack, reason=lack, remedy=remedy,
-                  memory=memory)  # fmt: skip
-
-
-def _missing(reason: str, remedy: str) -> Device:
-    backend = f"onnxruntime {ort.__version__}"
-    return Device(name="webgpu", backend=backend, description="", available=False, reason=reason, remedy=remedy)
 
 
 _log = logging.getLogger("embedllm")

@@ -1,13 +1,13 @@
 """A folder's graph as captured steps need it: its lengths are inputs, and it finds the next token itself.
 
 The provider captures a step only when all of it runs on the GPU, with the same buffers and shapes each time. So in the
-place of the attention mask come `seqlens_k` int32 [1], on the GPU, and `total_sequence_length` int32 [1], on the host;
-and the best token of the last row goes into the inputs of the step that greedy decoding wants next:
+place of the attention mask come `seqlens_k` int32 [B], on the GPU, and `total_sequence_length` int32 [1], on the host;
+and the best token of each sequence's last row goes into the inputs of the step that greedy decoding wants next:
 
-    next_ids   int64 [1, 1]           that token
-    next_seqlens_k  int32 [1]         how many tokens are held then, less one
+    next_ids   int64 [B, 1]           that token
+    next_seqlens_k  int32 [B]         how many tokens are held then, less one
     next_found  float32 [KEPT, 3]     such tokens, the latest last, each with its logit and the sum of all exponentials
-                                      of logits less that one: `found` of before without its first row
+                                      of logits less that one: `found` of before without its first B rows
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _take_lengths(graph: GraphProto) -> None:
     mask = next(one for one in graph.input if one.name == _MASK)
     graph.input.remove(mask)
     graph.input.extend(
-        helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("seqlens_k", "total_sequence_length")
+        helper.make_tensor_value_info(name, TensorProto.INT32, [size])
+        for name, size in (("seqlens_k", "batch"), ("total_sequence_length", 1))
     )
 
 
@@ -83,20 +84,23 @@ def _count_positions(graph: GraphProto) -> None:
     if _POSITIONS not in producers:
         return
     _remove(graph, {node.output[0]: node for node in _sources(_POSITIONS, producers)})
-    ids, none, each, behind, places, one, axis = (
-        f"{_POSITIONS}.{name}" for name in ("ids", "none", "each", "behind", "places", "one", "axis")
+    ids, none, each, behind, lengths, places, one, axis, column = (
+        f"{_POSITIONS}.{name}"
+        for name in ("ids", "none", "each", "behind", "lengths", "places", "one", "axis", "column")
     )
     nodes = (  # int32, which the provider has all of these for
         helper.make_node("Cast", ["input_ids"], [ids], to=TensorProto.INT32),
         helper.make_node("Sub", [ids, ids], [none]),
         helper.make_node("Add", [none, one], [each]),
         helper.make_node("CumSum", [each, axis], [behind], exclusive=1, reverse=1),
-        helper.make_node("Sub", ["seqlens_k", behind], [places]),
+        helper.make_node("Reshape", ["seqlens_k", column], [lengths]),  # no kernel
+        helper.make_node("Sub", [lengths, behind], [places]),
         helper.make_node("Cast", [places], [_POSITIONS], to=TensorProto.INT64),
     )
     for at, node in enumerate(nodes):
         graph.node.insert(at, node)
     graph.initializer.extend(numpy_helper.from_array(np.array(1, np.int32), name) for name in (one, axis))
+    graph.initializer.append(numpy_helper.from_array(np.array([-1, 1]), column))
 
 
 def _remove(graph: GraphProto, nodes: dict[str, NodeProto]) -> None:

@@ -29,7 +29,10 @@ _TOKENS = 2  # axis of [1, kv heads, T, D]
 
 
 class KvCopier:
-    """Copies keys and values of one model: tensors [1, kv heads, T, D], in a session's order. Call it with the lock."""
+    """Copies keys and values of one model: tensors [rows, kv heads, T, D], in a session's order.
+
+    Call it with the lock.
+    """
 
     def __init__(
         self, shapes: Sequence[Shape], dtype: type[np.floating], start: Callable[[bytes], ort.InferenceSession]
@@ -40,15 +43,16 @@ class KvCopier:
         self._slices = start(slice_graph(shapes, self.dtype))
         self._scatters = start(scatter_graph(shapes, self.dtype))
 
-    def copied(self, tensors: Sequence[ort.OrtValue], start: int, stop: int) -> list[ort.OrtValue]:
-        """Tensors of the tokens from `start` to before `stop`, at least one."""
+    def copied(self, tensors: Sequence[ort.OrtValue], start: int, stop: int, *, row: int = 0) -> list[ort.OrtValue]:
+        """Tensors of one row: its tokens from `start` to before `stop`, at least one."""
         binding = self._slices.io_binding()
         copies = [
             ort.OrtValue.ortvalue_from_shape_and_type((1, heads, stop - start, size), self.dtype, "webgpu")
             for heads, size in self.shapes
         ]
         ends = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.array([at])) for name, at in (("start", start), ("stop", stop))
+            name: ort.OrtValue.ortvalue_from_numpy(np.array(ends))
+            for name, ends in (("start", [row, start]), ("stop", [row + 1, stop]))
         }
         for name, value in ends.items():
             binding.bind_ortvalue_input(name, value)
@@ -58,10 +62,12 @@ class KvCopier:
         self._slices.run_with_iobinding(binding)
         return copies
 
-    def write(self, tensors: Sequence[ort.OrtValue], start: int, parts: Sequence[ort.OrtValue]) -> None:
-        """Puts tokens where others are, from `start` on. parts: on the GPU or the host."""
+    def write(
+        self, tensors: Sequence[ort.OrtValue], start: int, parts: Sequence[ort.OrtValue], *, row: int = 0
+    ) -> None:
+        """Puts tokens where others are in one row, from `start` on. parts: on the GPU or the host."""
         binding = self._scatters.io_binding()
-        places = {heads: ort.OrtValue.ortvalue_from_numpy(_places(heads, start, parts[0].shape()[_TOKENS]))
+        places = {heads: ort.OrtValue.ortvalue_from_numpy(_places(row, heads, start, parts[0].shape()[_TOKENS]))
                   for heads, _ in self.shapes}  # fmt: skip
         for heads, value in places.items():
             binding.bind_ortvalue_input(f"places.{heads}", value)
@@ -74,12 +80,12 @@ class KvCopier:
     def works(self, place: Place, read: Read) -> bool:
         """Whether numbers arrive unchanged, and others stay. It compiles the shaders too."""
         random = np.random.default_rng(0)
-        before = [random.standard_normal((1, heads, 4, size)).astype(self.dtype) for heads, size in self.shapes]
+        before = [random.standard_normal((2, heads, 4, size)).astype(self.dtype) for heads, size in self.shapes]
         tensors = [place(values) for values in before]
-        self.write(tensors, 0, self.copied(tensors, 2, 4))
+        self.write(tensors, 0, self.copied(tensors, 2, 4, row=0), row=1)
         return all(
-            np.array_equal(read(tensor), values[:, :, [2, 3, 2, 3]])
-            for tensor, values in zip(tensors, before, strict=True)
+            np.array_equal(read(tensor), np.stack([first, np.concatenate([first[:, 2:], second[:, 2:]], axis=1)]))
+            for tensor, (first, second) in zip(tensors, before, strict=True)
         )
 
 
@@ -141,19 +147,19 @@ def host_parts(state: KeyValues, dtype: np.dtype[Any]) -> list[ort.OrtValue]:
 
 
 def slice_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
-    """kv.N [1, kv heads, T, D], start and stop int64 [1] to copy.N."""
+    """kv.N [rows, kv heads, T, D], start and stop int64 [2], a row and a token, to copy.N of one row."""
     with needs("onnx", "WebGPU"):
         from onnx import TensorProto, helper
 
-    spans = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("start", "stop")]
-    nodes = [helper.make_node("Slice", [f"kv.{at}", "start", "stop", "tokens"], [f"copy.{at}"])
+    spans = [helper.make_tensor_value_info(name, TensorProto.INT64, [2]) for name in ("start", "stop")]
+    nodes = [helper.make_node("Slice", [f"kv.{at}", "start", "stop", "axes"], [f"copy.{at}"])
              for at in range(len(shapes))]  # fmt: skip
     inputs = [*_tensors("kv.{}", shapes, dtype, "T"), *spans]
-    return _model(nodes, inputs, _tensors("copy.{}", shapes, dtype, "part"), {"tokens": np.array([_TOKENS])})
+    return _model(nodes, inputs, _tensors("copy.{}", shapes, dtype, "part", 1), {"axes": np.array([0, _TOKENS])})
 
 
 def scatter_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
-    """kv.N with part.N in the places of places.HEADS int64 [1, kv heads, T of the part, 3] to kv.N.new."""
+    """kv.N with part.N of one row in the places of places.HEADS int64 [1, kv heads, T of the part, 3] to kv.N.new."""
     with needs("onnx", "WebGPU"):
         from onnx import TensorProto, helper
 
@@ -161,21 +167,23 @@ def scatter_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
              for at, (heads, _) in enumerate(shapes)]  # fmt: skip
     places = [helper.make_tensor_value_info(f"places.{heads}", TensorProto.INT64, [1, heads, "part", 3])
               for heads in sorted({heads for heads, _ in shapes})]  # fmt: skip
-    inputs = [*_tensors("kv.{}", shapes, dtype, "T"), *_tensors("part.{}", shapes, dtype, "part"), *places]
+    inputs = [*_tensors("kv.{}", shapes, dtype, "T"), *_tensors("part.{}", shapes, dtype, "part", 1), *places]
     return _model(nodes, inputs, _tensors("kv.{}.new", shapes, dtype, "T"), {})
 
 
-def _places(heads: int, start: int, count: int) -> NDArray[np.int64]:
-    """Where each row of a part goes: [1, kv heads, T, 3]."""
+def _places(row: int, heads: int, start: int, count: int) -> NDArray[np.int64]:
+    """Where each token of a part goes: [1, kv heads, T, 3]."""
     head, token = np.mgrid[:heads, start : start + count]
-    return np.stack([np.zeros_like(head), head, token], axis=-1)[None].astype(np.int64)
+    return np.stack([np.full_like(head, row), head, token], axis=-1)[None].astype(np.int64)
 
 
-def _tensors(name: str, shapes: Sequence[Shape], dtype: np.dtype[Any], tokens: str) -> list[ValueInfoProto]:
+def _tensors(
+    name: str, shapes: Sequence[Shape], dtype: np.dtype[Any], tokens: str, rows: int | str = "rows"
+) -> list[ValueInfoProto]:
     from onnx import helper
 
     kind = helper.np_dtype_to_tensor_dtype(dtype)
-    return [helper.make_tensor_value_info(name.format(at), kind, [1, heads, tokens, size])
+    return [helper.make_tensor_value_info(name.format(at), kind, [rows, heads, tokens, size])
             for at, (heads, size) in enumerate(shapes)]  # fmt: skip
 
 

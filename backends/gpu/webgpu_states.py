@@ -1,23 +1,32 @@
 """The states of a recurrent sequence on WebGPU, in places for turns: a run reads one and writes the next.
 
 So a captured step has other buffers for what it reads and what it writes, and steps that ran ahead of the caller leave
-those states as they were from which the sequence goes on when they are not wanted.
+those states as they were from which the sequence goes on when they are not wanted. Sequences that step together have a
+row each of the states of a batch.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from embedllm.backends.ort.runtime import ort
+from embedllm.files.optional_packages import needs
 from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+    from onnx import ValueInfoProto
+
     from embedllm.package.package import Package
 
 PLACES = 5  # docs/webgpu.md#recurrent-models; of which two may hold what is not certain yet, twice
+PLACES_OF_BATCH = 2  # nothing runs ahead there
 States: TypeAlias = list[ort.OrtValue]  # in the order of a model's
 
 
@@ -33,13 +42,13 @@ class StateMemory(Protocol):
 
 
 class StateRing:
-    """Of one sequence; of a model that has no states, nothing in a single place."""
+    """Of one sequence, or of some that step together; of a model that has no states, nothing in a single place."""
 
-    def __init__(self, memory: StateMemory) -> None:
+    def __init__(self, memory: StateMemory, rows: int = 1) -> None:
         self._names = list(shapes := state_shapes(memory.package.decoder))
-        self._shapes = [(1, *shape) for shape in shapes.values()]
+        self._shapes = [(rows, *shape) for shape in shapes.values()]
         self._dtype = memory.dtype
-        self.places = PLACES if shapes else 1
+        self.places = (PLACES if rows == 1 else PLACES_OF_BATCH) if shapes else 1
         self._states = [self._empty() for _ in range(self.places)]
         zeros = {shape: memory.place(np.zeros(shape, memory.dtype)) for shape in set(self._shapes)}
         self._zeros = [zeros[shape] for shape in self._shapes]
@@ -58,6 +67,10 @@ class StateRing:
         for name, past, present in pairs:
             binding.bind_ortvalue_input(f"past_{name}", past)
             binding.bind_ortvalue_output(f"present_{name}", present)
+
+    def at(self, place: int) -> States:
+        """Those of that place themselves."""
+        return self._states[place]
 
     def reset(self, place: int) -> None:
         """To those of a sequence of no token."""
@@ -78,6 +91,74 @@ class StateRing:
 
     def _empty(self) -> States:
         return [ort.OrtValue.ortvalue_from_shape_and_type(shape, self._dtype, "webgpu") for shape in self._shapes]
+
+
+class RowCopier:
+    """Copies the states of one sequence into a row of a batch, and out of it. Call it with the lock."""
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: np.dtype[np.floating],
+        start: Callable[[bytes], ort.InferenceSession],
+    ) -> None:
+        """shapes: of the states of one sequence. start: makes a session on the GPU of a graph."""
+        self._ranks = sorted({len(shape) for shape in shapes})
+        self._slices, self._merges = (start(_graph(shapes, dtype, into=into)) for into in (False, True))
+
+    def copy_out(self, batch: States, row: int, to: States) -> None:
+        ends = {name: np.array([at]) for name, at in (("start", row), ("stop", row + 1))}
+        self._run(self._slices, {"batch": batch}, ends, to)
+
+    def copy_in(self, batch: States, row: int, states: States, to: States) -> None:
+        """The batch with these in that row to another one: WebGPU writes nothing that a kernel reads."""
+        mask = np.arange(batch[0].shape()[0]) == row
+        masks = {f"mask.{rank}": mask.reshape(-1, *[1] * rank) for rank in self._ranks}
+        self._run(self._merges, {"batch": batch, "row": states}, masks, to)
+
+    def _run(
+        self,
+        session: ort.InferenceSession,
+        states: Mapping[str, States],
+        inputs: Mapping[str, NDArray[np.generic]],
+        to: States,
+    ) -> None:
+        binding = session.io_binding()
+        held = {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in inputs.items()}
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, values in states.items():
+            for at, value in enumerate(values):
+                binding.bind_ortvalue_input(f"{name}.{at}", value)
+        for at, value in enumerate(to):
+            binding.bind_ortvalue_output(f"copy.{at}", value)
+        session.run_with_iobinding(binding)
+
+
+def _graph(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[np.floating], *, into: bool) -> bytes:
+    """batch.N [rows, ...] to copy.N: its rows from `start` to before `stop`; or with row.N [1, ...] where a mask is."""
+    with needs("onnx", "WebGPU"):
+        from onnx import TensorProto, helper, numpy_helper
+
+    def states(name: str, rows: str | int) -> list[ValueInfoProto]:
+        kind = helper.np_dtype_to_tensor_dtype(dtype)
+        return [helper.make_tensor_value_info(f"{name}.{at}", kind, [rows, *shape]) for at, shape in enumerate(shapes)]
+
+    inputs, initializers = states("batch", "rows"), []
+    if into:
+        inputs += states("row", 1)
+        inputs += [helper.make_tensor_value_info(f"mask.{rank}", TensorProto.BOOL, ["rows", *[1] * rank])
+                   for rank in sorted({len(shape) for shape in shapes})]  # fmt: skip
+        nodes = [helper.make_node("Where", [f"mask.{len(shape)}", f"row.{at}", f"batch.{at}"], [f"copy.{at}"])
+                 for at, shape in enumerate(shapes)]  # fmt: skip
+    else:
+        inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("start", "stop")]
+        initializers.append(numpy_helper.from_array(np.array([0]), "axes"))
+        nodes = [helper.make_node("Slice", [f"batch.{at}", "start", "stop", "axes"], [f"copy.{at}"])
+                 for at in range(len(shapes))]  # fmt: skip
+    graph = helper.make_graph(nodes, "states", inputs, states("copy", "rows" if into else 1), initializers)
+    domains = [helper.make_opsetid("", 21)]
+    return cast("bytes", helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString())
 
 
 def _copy(source: States, to: States) -> None:

@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -45,11 +45,12 @@ _AHEAD_S = 0.02  # of work ahead: what is not wanted delays what comes next by t
 class StepBuffers(Buffers):
     """Buffers with a step that is captured over them; of a recurrent model one for each place of its states."""
 
-    def __init__(self, gpu: GuessingGpu, capacity: int) -> None:
-        super().__init__(gpu, capacity)
+    def __init__(self, gpu: GuessingGpu, capacity: int, rows: int = 1) -> None:
+        super().__init__(gpu, capacity, rows)
+        self.rows = rows
         self._gpu = gpu
-        self.token = gpu.place(np.zeros((1, 1), np.int64))
-        self.length = gpu.place(np.zeros(1, np.int32))  # of the sequence with that token, less one
+        self.token = gpu.place(np.zeros((rows, 1), np.int64))
+        self.length = gpu.place(np.zeros(rows, np.int32))  # of each sequence with that token, less one
         self.best_rows = gpu.place(np.zeros((KEPT, NUMBERS), np.float32))
         self._fixed = {
             # what attention is told as the length: docs/webgpu.md#capture
@@ -57,14 +58,14 @@ class StepBuffers(Buffers):
             "logits_from": gpu.place(np.array([-1], np.int64)),
             "input_ids": self.token,
         }
-        self.states = StateRing(gpu)
+        self.states = StateRing(gpu, rows)
         self.states.reset(0)
         self.steps = [self._bound(place) for place in range(self.states.places)]
         self.failure = next((step.failure for step in self.steps if step.failure), "")  # why steps are not captured
         self._guess: GuessBuffers | None = None
 
     def bind_state(self, binding: ort.IOBinding, place: int) -> None:
-        """Binds what a run of one row takes from the run before, and leaves to the next. place: of its states."""
+        """Binds what a step takes from the run before, and leaves to the next. place: of its states."""
         self.states.bind(binding, place)
         binding.bind_ortvalue_input("seqlens_k", self.length)
         binding.bind_ortvalue_input("found", self.best_rows)
@@ -95,14 +96,42 @@ class StepBuffers(Buffers):
         return CapturedRun(self._gpu, self._gpu.session, binding, "steps")
 
 
+class SharedBuffers(Protocol):
+    """Those of sequences that step together: webgpu_batch.py."""
+
+    def bring_back(self, session: CapturedSession) -> None:
+        """Copies what is new in a session's row to its own buffers."""
+        ...
+
+    def release(self, session: CapturedSession) -> None:
+        """Has its row for others; what is new there is lost."""
+        ...
+
+
+class Slot:
+    """The row of a batch that a sequence has, whether or not its newest tokens are there."""
+
+    def __init__(self, batch: SharedBuffers, row: int) -> None:
+        self.batch, self.row = batch, row
+        self.shared = 0  # tokens whose KV is the same there and in the sequence's own buffers
+        self.is_newer = False  # that row holds the newest tokens and states, its own buffers those of before
+
+    def leave(self, session: CapturedSession) -> None:
+        """Before its session goes on without it."""
+        if self.is_newer:
+            self.batch.bring_back(session)
+        self.batch.release(session)
+
+
 class CapturedSession(UnbatchedSession):
     """One sequence whose steps are captured. Its logits are those of the latest feed: those of before are gone."""
 
     def __init__(self, gpu: GuessingGpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
         self._running = self._not_captured = gpu.replaying(None)
-        self._place = 0  # of the states that belong to what is held
-        self._fed = 0  # how often
+        self.place = 0  # of the states that belong to what is held
+        self.slot: Slot | None = None  # its row of a batch, where it had one
+        self.fed = 0  # how often
         self._row_at = -1  # tokens held when the latest row came
         self._last = 0  # the token that it came with
         self._greedy = 0  # steps in a row that took the best token, and asked for nothing else
@@ -139,9 +168,43 @@ class CapturedSession(UnbatchedSession):
         self._forget()
         super().import_state(state)
 
+    def rewind(self, position: int) -> None:
+        super().rewind(position)
+        if self.slot is not None:
+            self.slot.shared = min(self.slot.shared, position)
+
     def close(self) -> None:
         self._forget()
+        if self.slot is not None:
+            self.slot.batch.release(self)
         super().close()
+
+    @property
+    def own_buffers(self) -> StepBuffers:
+        """Whether or not its newest tokens are there."""
+        return cast("StepBuffers", super()._require_buffers())
+
+    @property
+    def has_own_positions(self) -> bool:
+        """Whether positions of its tokens are not their places, by the images before them."""
+        return bool(self._places)
+
+    def prepare_step(self, token: int) -> None:
+        """Before a step with others: checks the token and makes room for it."""
+        self._check_tokens([token])
+        if self.position == self.capacity:
+            self._reserve(self.position + 1)  # which brings back what a batch has
+
+    def note_batch_step(self) -> None:
+        """After a step with others."""
+        self._forget()
+        self.position += 1
+
+    def take_step_back(self) -> None:
+        """Forgets the first step in a batch: its own buffers hold what was before it."""
+        assert self.slot is not None  # it was in a batch
+        self.slot.is_newer = False
+        self.rewind(self.position - 1)
 
     def best(self, index: int, count: int) -> Best:
         """The best token of the row that came with that feed. Raises ValueError when there was another since."""
@@ -177,10 +240,10 @@ class CapturedSession(UnbatchedSession):
         return self._row()
 
     def _note_step(self, token: int) -> None:
-        self._fed += 1
+        self.fed += 1
         self._last = token
         self.position += 1
-        self._place = self._steps().states.after(self._place)
+        self.place = self._steps().states.after(self.place)
         self._row_at = self.position
 
     def _sampled_step(self, guesses: Guesses, token: int) -> Logits:
@@ -188,7 +251,7 @@ class CapturedSession(UnbatchedSession):
         pace = cast("GuessingGpu", self._gpu).pace
         if pace is not None:
             pace.note(id(self), self.position)
-            if not pace.is_ahead:
+            if not pace.is_second:
                 if not guesses.is_idle:
                     self._forget()
                 return self._step(token)
@@ -225,7 +288,7 @@ class CapturedSession(UnbatchedSession):
         self._frontier, guesses.running = self._frontier + count, count
 
     def _row(self) -> Logits:
-        return ListedRow(self._decoder.vocabulary, self, self._fed, listed=0)
+        return ListedRow(self._decoder.vocabulary, self, self.fed, listed=0)
 
     def _read_best(self) -> None:
         """Reads what is on the GPU only; and where it is certain, starts the steps that are wanted behind."""
@@ -233,7 +296,7 @@ class CapturedSession(UnbatchedSession):
             self._run_again()
         rows = self._gpu.read(self._steps().best_rows)[KEPT - self._unread :]
         self._step_s = (time.monotonic() - self._started) / self._unread
-        self._best += map(_best, rows.tolist())
+        self._best += map(best_of, rows.tolist())
         self._unread = 0
         ahead, most = self._frontier - self._row_at, self._steps().states.most_ahead
         room = min(self.capacity - self._frontier, most - ahead, (most + 1) // 2)  # half: the others are being read
@@ -261,7 +324,7 @@ class CapturedSession(UnbatchedSession):
         is held to those that the first one reads. Raises Interrupted or DeviceError.
         """
         buffers, gpu = self._steps(), self._gpu
-        steps = [buffers.steps[buffers.states.after(self._place, behind + at)] for at in range(count)]
+        steps = [buffers.steps[buffers.states.after(self.place, behind + at)] for at in range(count)]
         self._started = time.monotonic()
         with gpu.lock, feed_errors(self.position, lambda: self._stopping):
             try:
@@ -283,7 +346,7 @@ class CapturedSession(UnbatchedSession):
         self, binding: ort.IOBinding, options: ort.RunOptions, end: int, session: ort.InferenceSession | None = None
     ) -> None:
         super()._run(binding, options, end, session)
-        self._place = self._steps().states.after(self._place)
+        self.place = self._steps().states.after(self.place)
 
     def _bind(
         self,
@@ -300,18 +363,24 @@ class CapturedSession(UnbatchedSession):
         }
         binding = self._bind_inputs(buffers, tokens, inputs, session)
         self._gpu.write(steps.length, np.array([end - 1], np.int32))
-        steps.bind_state(binding, self._place)
+        steps.bind_state(binding, self.place)
         if logits_from >= 0:  # several rows, whose best tokens are of no use
             for name in ("next_ids", "next_seqlens_k"):
                 binding.bind_output(name)
         return binding
+
+    def _require_buffers(self) -> Buffers:
+        buffers = super()._require_buffers()
+        if self.slot is not None and self.slot.is_newer:
+            self.slot.batch.bring_back(self)
+        return buffers
 
     def _steps(self) -> StepBuffers:
         return cast("StepBuffers", self._require_buffers())  # the engine has no others
 
     def _forget(self) -> None:
         """Forgets the latest row and what runs ahead of it."""
-        self._fed += 1
+        self.fed += 1
         self._best.clear()
         self._unread, self._greedy, self._row_at, self._frontier = 0, 0, -1, -1
         if self._guesses is not None:
@@ -319,10 +388,11 @@ class CapturedSession(UnbatchedSession):
 
     def _check(self, fed: int) -> None:
         self._require_buffers()
-        if fed != self._fed:
+        if fed != self.fed:
             raise ValueError("these logits are gone: their session was fed again, or closed.")
 
 
-def _best(numbers: Sequence[float]) -> Best:
+def best_of(numbers: Sequence[float]) -> Best:
+    """Of a row of `found` in webgpu_graph.py."""
     token, logit, total = numbers
     return Best([int(token)], [logit], logit + math.log(total) if total >= 1 else math.nan)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from embedllm.backends.base import (
+    BatchRow,
     Engine,
     FeedsAll,
     FeedsRows,
@@ -168,3 +169,46 @@ class StatefulSession(Generic[S]):
         self._plain.rewind(at)
         if at:
             self._plain.set_states(self._copies[at])
+
+
+def step_together(
+    engine: _Engine,
+    rows: Sequence[BatchRow],
+    joins: Callable[[Session, int], bool],
+    run: Callable[[Sequence[BatchRow]], Sequence[Logits]],
+) -> list[Logits]:
+    """One token for each of some sessions of an engine, as RunsBatches.run_batch.
+
+    joins: whether what a session wraps can step with others by that token. Those that cannot, and those that a rewind
+    has put behind, go through their session, which knows what to do with states where a run fails.
+    run: as run_batch, of what the sessions wrap; where it raises, that is left as it was.
+    """
+    sessions = [_stateful(row.session) for row in rows]
+    vocabulary = engine.package.decoder.vocabulary
+    for session, (_, tokens) in zip(sessions, rows, strict=True):
+        check_tokens(tokens, session.position, vocabulary=vocabulary, limit=engine.context, remedy=engine.remedy,
+                     images=images_of(engine))  # fmt: skip
+    positions = [session.position for session in sessions]
+    together: dict[int, BatchRow] = {}  # by their places among the rows
+    for at, (session, (_, tokens)) in enumerate(zip(sessions, rows, strict=True)):
+        plain = session.steps_from
+        if plain is not None and joins(plain, tokens[0]):
+            together[at] = BatchRow(plain, tokens)
+    logits: dict[int, Logits] = {}
+    try:
+        logits |= {at: sessions[at].feed(row.tokens) for at, row in enumerate(rows) if at not in together}
+        for at in together:
+            sessions[at].begin_step()
+        logits |= zip(together, run(list(together.values())) if together else (), strict=True)
+        for at, (_, (token,)) in together.items():
+            sessions[at].end_step(token)
+    except BaseException:
+        for session, position in zip(sessions, positions, strict=True):
+            session.rewind(position)
+        raise
+    return [logits[at] for at in range(len(rows))]
+
+
+def _stateful(session: Session) -> StatefulSession[object]:
+    assert isinstance(session, StatefulSession)  # of such an engine
+    return session

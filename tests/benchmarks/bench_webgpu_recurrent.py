@@ -1,11 +1,15 @@
 """Captured steps of a recurrent model on WebGPU beside steps launched kernel by kernel, in one process and in turns.
 
     python -m tests.benchmarks.bench_webgpu_recurrent [FOLDER] [--rounds 5] [--tokens 96] [--seconds 80]
+    python -m tests.benchmarks.bench_webgpu_recurrent [FOLDER] --sequences 2 4 8 16
 
 Without FOLDER: random weights in the shape of Qwen 3.5 0.8B (make_hybrid.py). On the engine itself, medians, least and
 most of the rounds: greedy steps behind a prompt of 64 tokens; steps whose rows of logits come over; the first token of
 a prompt of 512; the first step behind it, for which states are kept; and a step behind a rewind of two tokens. Each is
 done with captured steps, with one step ahead at most, and kernel by kernel. Ends before the time is over.
+
+With --sequences: that many sequences, each behind a prompt of 64 tokens or fewer, that step together, and in turns,
+each one token; the best token of each row, and rows that come over; tokens a second of all. FOLDER may be of any model.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 
-from embedllm.backends.gpu import webgpu, webgpu_states
+from embedllm.backends.base import BatchRow
+from embedllm.backends.gpu import webgpu_devices, webgpu_states
 from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
@@ -35,7 +40,10 @@ from tests.benchmarks.make_hybrid import SHAPES
 from tests.support.described import described_package
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from embedllm.backends.base import Session
+    from embedllm.types import Logits
 
 SHORT, LONG = 64, 512  # tokens of the prompts
 FEWEST_PLACES = 3  # of states: a step ahead and no more
@@ -43,7 +51,7 @@ Times = dict[str, list[float]]
 
 
 def loaded(package: Package, *, capture: bool | None, places: int = webgpu_states.PLACES) -> WebGpuEngine:
-    graph, device = package.graph(WEBGPU_FLOAT16.name), webgpu.devices()[0]
+    graph, device = package.graph(WEBGPU_FLOAT16.name), webgpu_devices.devices()[0]
     if graph is None or not device.available:
         sys.exit(f"no {WEBGPU_FLOAT16.name} graph" if graph is None else f"no WebGPU: {device.reason}")
     webgpu_states.PLACES = places
@@ -96,15 +104,61 @@ def measure(engine: WebGpuEngine, places: int, numbers: np.random.Generator, cou
     return found
 
 
+def compare_batches(engine: WebGpuEngine, options: argparse.Namespace) -> None:
+    if engine.batches is None:
+        sys.exit("its sequences do not step together: a mixture, or no captured steps")
+    engine.batches.paces = None  # not by the clock
+    rates: dict[tuple[int, str, str], list[float]] = defaultdict(list)
+    for at in range(-1, options.rounds):  # the first round warms up, and has batches made
+        for count in options.sequences:
+            sessions = [engine.open(SHORT + 4 * options.tokens) for _ in range(count)]
+            numbers = np.random.default_rng(at + 9)
+            latest = [session.feed(numbers.integers(3, 300, SHORT - place).tolist())
+                      for place, session in enumerate(sessions)]  # fmt: skip
+            tokens = [int(logits.top(1).tokens[0]) for logits in latest]
+            for what, needs_row in (("best tokens", False), ("rows", True)):
+                for way, step in (("together", engine.run_batch), ("in turns", in_turns)):
+                    start = 0.0
+                    for turn in range(options.tokens):
+                        if turn == options.tokens // 4:  # behind that a change of the way has been paid for
+                            start = time.perf_counter()
+                        rows = [BatchRow(one, [token]) for one, token in zip(sessions, tokens, strict=True)]
+                        found = step(rows)
+                        if needs_row:
+                            for logits in found:
+                                logits.values([logits.size - 1])
+                        tokens = [int(logits.top(1).tokens[0]) for logits in found]
+                    seconds = time.perf_counter() - start
+                    if at >= 0:
+                        steps = options.tokens - options.tokens // 4
+                        rates[count, what, way].append(count * steps / seconds)
+            for session in sessions:
+                session.close()
+    for (count, what, way), found in rates.items():
+        ratio = np.median(found) / np.median(rates[count, what, "in turns"])
+        print(f"{count:>3} sequences, {what:>11}, {way}: {np.median(found):8.1f} tokens/s "
+              f"({min(found):.1f}-{max(found):.1f}), {ratio:.2f}")  # fmt: skip
+
+
+def in_turns(rows: Sequence[BatchRow]) -> list[Logits]:
+    return [row.session.feed(row.tokens) for row in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
     for name, usual in (("rounds", 5), ("tokens", 96), ("seconds", 80), ("layers", 24), ("vocabulary", 248320)):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--sequences", type=int, nargs="+")
     options = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
         package = open_package(options.folder or made(Path(work), options.layers, options.vocabulary))
+        if options.sequences:
+            engine = loaded(package, capture=None)
+            compare_batches(engine, options)
+            engine.close()
+            return
         engines = {
             "captured": (loaded(package, capture=None), webgpu_states.PLACES),
             "captured, one ahead": (loaded(package, capture=None, places=FEWEST_PLACES), FEWEST_PLACES),

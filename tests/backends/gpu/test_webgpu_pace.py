@@ -1,4 +1,4 @@
-"""Which way of sampled steps the clock chooses."""
+"""Which way of stepping the clock chooses."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Steps:
     def __init__(self, one_by_one: float, ahead: float) -> None:
         self.now = 0.0
         self.seconds = {False: one_by_one, True: ahead}
-        self.pace = Pace(lambda: self.now)
+        self.pace = Pace("steps", ("one by one", "ahead"), lambda: self.now)
         self.ways: list[bool] = []
 
     def run(self, count: int, *, start: int = 100, sessions: int = 1) -> None:
         for at in range(count):
             for session in range(sessions):
                 self.pace.note(session, start + at)
-                self.ways.append(self.pace.is_ahead)
-                self.now += self.seconds[self.pace.is_ahead]
+                self.ways.append(self.pace.is_second)
+                self.now += self.seconds[self.pace.is_second]
 
 
 @pytest.mark.parametrize(("ahead", "is_chosen"), [(0.5, True), (_GAIN - 0.01, True), (2.0, False)])
@@ -42,7 +42,7 @@ def test_what_lies_between_requests_does_not_count() -> None:
     for request in range(40):
         steps.run(_WINDOW + 1)
         steps.now += 1000.0 * (request % 2)
-    assert steps.pace.is_ahead
+    assert steps.pace.is_second
 
 
 def test_nor_do_windows_that_something_else_delayed() -> None:
@@ -50,7 +50,7 @@ def test_nor_do_windows_that_something_else_delayed() -> None:
     steps.run(2 * _WINDOW + 2)
     steps.now += 1000.0
     steps.run(TRIED, start=100 + 2 * _WINDOW + 2)
-    assert not steps.pace.is_ahead
+    assert not steps.pace.is_second
     assert steps.ways[-1] is False
 
 
@@ -59,4 +59,4 @@ def test_sessions_in_turn_are_not_timed() -> None:
     steps.run(TRIED, sessions=2)
     assert set(steps.ways) == {False}
     steps.run(TRIED)
-    assert steps.pace.is_ahead
+    assert steps.pace.is_second

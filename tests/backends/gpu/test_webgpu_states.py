@@ -280,5 +280,5 @@ _run_steps = CapturedSession._run_steps
 
 
 def steps_from_the_first_place(self: CapturedSession, count: int, given: object, *, behind: int = 0) -> None:
-    self._place = 0
+    self.place = 0
     _run_steps(self, count, given, behind=behind)  # type: ignore[arg-type]
