@@ -155,9 +155,11 @@ def test_states_of_several_sequences_are_each_ones_own(dtype: str, device: Devic
     check(found, [sums, seen[:, 1:]], dtype)
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("rotates", [False, True])
-@pytest.mark.parametrize("heads", [(4, 2, 16), (6, 1, 256)])  # of queries, of keys and values, and their size
+# heads: of queries, of keys and values, and their size, whose shaders take a software GPU ten seconds to compile
+@pytest.mark.parametrize(
+    ("heads", "rotates", "dtype"),
+    [((4, 2, 16), False, "float32"), ((4, 2, 16), True, "float32"), ((6, 1, 256), True, "float16")],
+)
 def test_attention_of_sequences_of_different_lengths_is_each_ones_own(
     heads: tuple[int, int, int], rotates: bool, dtype: str, device: Device
 ) -> None:
