@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Unsupported
+from embedllm.files.command_line import shell_word
 
 if TYPE_CHECKING:
     from embedllm.backends.needed_memory import MemoryEstimate
@@ -40,7 +41,7 @@ def memory_ran_out(package: Package, memory: MemoryEstimate, error: BaseExceptio
     reason = f"memory ran out while it was loaded: '{package.name}' needs {memory}{free} ({message.rstrip('.')})"
     remedy = (
         "close other programs and models, take a smaller package, or a smaller context (load(context=N)); "
-        f"'embedllm fit {package.folder}' says what each device needs"
+        f"'embedllm fit {shell_word(package.folder)}' says what each device needs"
     )
     return Unsupported(reason, remedy)
 

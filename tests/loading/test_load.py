@@ -127,6 +127,12 @@ def test_any_kind_of_path_is_taken(package: Path, monkeypatch: pytest.MonkeyPatc
             assert model.package.folder.resolve() == package.resolve()
 
 
+def test_a_path_that_is_not_utf8_is_named_as_the_cause(package: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(package, tmp_path / "mod\udce8le")  # as Python spells the byte E8, of Latin-1
+    with pytest.raises(PackageError, match=r"path has a byte that is not UTF-8.*Rename"):
+        load(folder)
+
+
 def test_a_damaged_small_file_is_found_before_the_weights_are_loaded(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
