@@ -38,8 +38,8 @@ def open_source(
     if (location.folder / MANIFEST).is_file():
         raise ExportError(
             f"'{source}' is no checkpoint but a folder that was exported from one: it has {MANIFEST}. Load it as it "
-            f"is, or export its checkpoint or GGUF file; 'embedllm graph {shell_word(source)} --help' tells how to add "
-            "graphs."
+            "is, or export its checkpoint or GGUF file; "
+            f"'embedllm graph {shell_word(location.folder)} --help' tells how to add graphs."
         )
     return location, HuggingFaceSource(location)
 

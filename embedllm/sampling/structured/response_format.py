@@ -85,7 +85,7 @@ def grammar_source(response_format: ResponseFormat | None) -> Source | None:
 def _of_class(kind: type) -> Source:
     """An Enum's values to choose from; else an object of the class's fields."""
     where = f"response_format '{kind.__name__}'"
-    if issubclass(kind, enum.Enum):
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
         TypeSchemas().read(kind, where)  # refuses other values than texts, numbers and the like
         return _choices(list(map(_member_text, kind)))
     if hasattr(kind, "__pydantic_fields__"):
@@ -109,7 +109,7 @@ def read_reply(text: str, kind: type[T]) -> T:
 
     Raises ValueError where it stands for none, and for a class that is no response_format.
     """
-    if issubclass(kind, enum.Enum):
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
         member = next((one for one in kind if _member_text(one) == text), None)
         if member is None:
             raise ValueError(f"found {text!r}, expected one of {list(map(_member_text, kind))}")

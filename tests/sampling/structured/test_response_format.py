@@ -165,6 +165,8 @@ def test_a_reply_is_read_as_a_class_of_pydantics_by_pydantic() -> None:
         ('{"label": "bad"}', Rated, "'bad' is not a valid Label"),
         ("bad", Label, r"found 'bad', expected one of \['good', 'null', '3'\]"),
         ("1", int, "cannot be read as int: expected a dataclass, a TypedDict, an Enum or a pydantic class"),
+        ("yes", ["yes", "no"], r"cannot be read as \['yes', 'no'\]: expected a dataclass"),
+        ("a", re.compile("a"), r"cannot be read as re.compile\('a'\): expected a dataclass"),
     ],
 )
 def test_what_is_no_object_of_the_class_says_so(text: str, kind: type, message: str) -> None:
