@@ -26,7 +26,7 @@ def free_bytes() -> int | None:
 def _left_in_groups(root: Path = _ROOT, of_process: Path = _OF_PROCESS) -> Iterator[int]:
     """What each control group that this process is in, or that holds those, still allows. Linux; elsewhere none."""
     try:
-        lines = of_process.read_text(encoding="utf-8").splitlines()
+        lines = of_process.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
