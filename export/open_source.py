@@ -8,8 +8,10 @@ from pathlib import Path
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.gguf.source import SUFFIX, GgufSource
+from embedllm.files.command_line import shell_word
 from embedllm.hub.location import Location, locate
 from embedllm.package.package import MANIFEST
+from embedllm.text.lone_surrogates import replace_surrogates
 
 Checkpoint = HuggingFaceSource | GgufSource
 
@@ -24,6 +26,7 @@ def open_source(
     if not isinstance(source, Location):
         path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
         if path.suffix.lower() == SUFFIX and os.path.isfile(path):  # noqa: PTH113  # as does is_file for a long name
+            _check_name(path.name)
             reader = GgufSource(path, mmproj)
             return reader.location, reader
     if isinstance(mmproj, Path):
@@ -31,9 +34,20 @@ def open_source(
             f"'{source}' is no GGUF file; an mmproj file goes with one. A checkpoint has its own encoder."
         )
     location = locate(source, revision)
+    _check_name(location.name)
     if (location.folder / MANIFEST).is_file():
         raise ExportError(
             f"'{source}' is no checkpoint but a folder that was exported from one: it has {MANIFEST}. Load it as it "
-            f"is, or export its checkpoint or GGUF file; 'embedllm graph {source} --help' tells how to add graphs."
+            "is, or export its checkpoint or GGUF file; "
+            f"'embedllm graph {shell_word(location.folder)} --help' tells how to add graphs."
         )
     return location, HuggingFaceSource(location)
+
+
+def _check_name(name: str) -> None:
+    """Raises ExportError for the name of a source that the manifest could not hold."""
+    if replace_surrogates(name) != name:
+        raise ExportError(
+            f"cannot export {name!r}: its name has a byte that is not UTF-8, and the package's files hold the name as "
+            "text. Rename it."
+        )

@@ -19,6 +19,7 @@ from embedllm.backends.devices.support import external_graph_unsupported, packag
 from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable, PackageError
+from embedllm.files.command_line import graph_command, shell_word
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import (
     CALIBRATED,
@@ -239,7 +240,7 @@ def open_draft_head(package: Package, device: Device, *, runtime: RuntimeOptions
                 raise
             _log.info("the graph '%s' is not used: %s", graph.variant, error)
     command = "mtp" if kind is MTP else "eagle"
-    remedy = f"embedllm {command} {package.folder.parent} CHECKPOINT --replace"
+    remedy = f"embedllm {command} {shell_word(package.folder.parent)} CHECKPOINT --replace"
     raise PackageError(f"'{package.folder}' has no '{variants[-1]}' graph. Write it again: {remedy}")
 
 
@@ -393,7 +394,7 @@ def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[
     if refused and len(refused) == len(reasons):
         return Unsupported(f"there is no {names} graph of '{package.name}': {refused[0]}", "use another device")
     if damaged := next((one for one in allowed if one in package.damaged), None):
-        return Unsupported(package.damaged[damaged], f"embedllm graph {package.folder} --variant {damaged}")
+        return Unsupported(package.damaged[damaged], graph_command(package.folder, damaged))
     has = ", ".join(f"'{graph.variant}'" for graph in package.graphs) or "none"
-    remedy = f"embedllm graph {package.folder} --variant {allowed[0]}" if allowed else "export the model again"
+    remedy = graph_command(package.folder, allowed[0]) if allowed else "export the model again"
     return Unsupported(f"'{package.name}' has no {names} graph (it has {has})", remedy)

@@ -17,6 +17,7 @@ from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.images import FIRST_ID, ImageFeatures, text_and_images
 from embedllm.backends.ort.runtime import HEAVY, check_assignments, load_errors, ort
 from embedllm.backends.ort.vision import OrtVision
+from embedllm.files.command_line import graph_command
 from embedllm.package.graph_variants import IMAGES_ON_GPU, VISION_ON_GPU
 from embedllm.package.rope import tables
 from embedllm.package.tensors import ROPE_TABLES
@@ -76,7 +77,7 @@ def open_images(
     lacking = [] if is_bidirectional or needed <= _overridable(session) else [graph.variant]
     lacking += [name for name in others if package.graph(name) is None]
     if lacking:
-        commands = " and ".join(f"embedllm graph {package.folder} --variant {name}" for name in lacking)
+        commands = " and ".join(graph_command(package.folder, name) for name in lacking)
         return None, Unsupported("its folder was written by a version without images there", f"run {commands}")
 
     def started(path: str) -> ort.InferenceSession:

@@ -34,6 +34,7 @@ from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.backends.system.hardware import processor
 from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
+from embedllm.files.command_line import graph_command
 from embedllm.files.optional_packages import needs
 from embedllm.package.entries import LATENT, Graph
 from embedllm.package.graph_variants import (
@@ -252,7 +253,7 @@ class OrtEngine:
             return None, Unsupported(lack, "install onnxruntime 1.32 or newer")
         variant = MULTIMODAL.name if is_bidirectional and self.graph.variant == FLOAT32.name else self.graph.variant
         reason = f"'{package.name}' has no graph for them, or one of an earlier version"
-        return None, Unsupported(reason, f"run embedllm graph {package.folder} --variant {variant}")
+        return None, Unsupported(reason, f"run {graph_command(package.folder, variant)}")
 
     @property
     def session(self) -> ort.InferenceSession:

@@ -12,6 +12,7 @@ import numpy as np
 from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.ort.runtime import first_line, load_errors, ort
 from embedllm.errors import DeviceError
+from embedllm.files.command_line import graph_command
 from embedllm.package.graph_variants import VISION
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class OrtVision:
         assert vision is not None
         if graph is None:
             raise DeviceError(
-                f"'{package.name}' has no graph of its vision encoder. Write it with: embedllm graph {package.folder} "
-                f"--variant {variant.name}"
+                f"'{package.name}' has no graph of its vision encoder. Write it with: "
+                f"{graph_command(package.folder, variant.name)}"
             )
         self._vision = vision
         self._dtype = np.dtype(graph.activations)

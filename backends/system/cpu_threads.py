@@ -32,7 +32,7 @@ def _physical_cores() -> int:
         # not core_id, which begins again in each cluster of an ARM machine that is described by a device tree
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            cores.add(siblings.read_text().strip())
+            cores.add(siblings.read_text(encoding="utf-8").strip())
         except OSError:
             return 0
     return len(cores)
@@ -41,7 +41,7 @@ def _physical_cores() -> int:
 def _quota() -> int:
     """CPUs that the container may use, rounded up (cgroup 2); 0 without a limit."""
     try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return 0
     return 0 if limit == "max" else max(1, -(-int(limit) // int(period)))

@@ -52,7 +52,9 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     if sys.platform == "darwin":
         import subprocess
 
-        done = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, encoding="utf-8", check=False
+        )
         if done.stdout.strip():
             return done.stdout.strip()
     return platform.processor() or platform.machine()
@@ -156,6 +158,6 @@ def _vendor_of(hardware_id: str) -> int | None:
 def _number(path: Path) -> int | None:
     """Of a file such as "0x8086"."""
     try:
-        return int(path.read_text().strip(), 16)
+        return int(path.read_text(encoding="utf-8").strip(), 16)
     except (OSError, ValueError):
         return None

@@ -47,9 +47,12 @@ _NEAREST = {  # commands of other programs
     "delete": "rm",
     "download": "pull",
     "generate": "run",
+    "help": "--help",
+    "info": "inspect",
     "quantize": "export",
     "remove": "rm",
     "show": "inspect",
+    "version": "--version",
 }
 _CLOSED_PIPE = 141  # as a shell reports a program whose reader went away
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from embedllm.files.atomic import atomic_write
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import Message
+
+_ESCAPED = re.compile(r"\\(.)")
 
 
 def read_messages(path: Path) -> list[Message]:
@@ -53,3 +56,13 @@ def write_messages(path: Path, messages: Sequence[Message]) -> None:
 def expanded(path: Path) -> Path:
     """A path with the user's own folder in place of a tilde."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+
+
+def typed_path(name: str) -> Path:
+    """A path as it is typed, or as terminals paste a file that is dropped on them: in quotes, or with backslashes."""
+    given = expanded(Path(name))
+    if os.path.exists(given):  # noqa: PTH110  # Path.exists raises for a name that is too long
+        return given
+    if name[:1] in ("'", '"') and name[:1] == name[1:][-1:]:
+        return expanded(Path(name[1:-1]))
+    return expanded(Path(_ESCAPED.sub(r"\1", name))) if os.name != "nt" else given

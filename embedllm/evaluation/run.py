@@ -63,6 +63,7 @@ def evaluate(
     """
     if isinstance(models, str | os.PathLike | Model):
         raise ValueError(f"models is {models!r}; expected a list of them, such as [{models!r}].")
+    models = list(models)
     if not models or (text is None and tasks is None):
         raise ValueError("there is nothing to evaluate; give at least one model, and a text or tasks.")
     sources = [*models] if against is None else [against, *models]

@@ -26,7 +26,7 @@ def free_bytes() -> int | None:
 def _left_in_groups(root: Path = _ROOT, of_process: Path = _OF_PROCESS) -> Iterator[int]:
     """What each control group that this process is in, or that holds those, still allows. Linux; elsewhere none."""
     try:
-        lines = of_process.read_text().splitlines()
+        lines = of_process.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
@@ -40,8 +40,11 @@ def _left_in_groups(root: Path = _ROOT, of_process: Path = _OF_PROCESS) -> Itera
 
 def _left(group: Path, limit: str, used: str, cached: tuple[str, ...]) -> Iterator[int]:
     try:
-        most, used_bytes = (group / limit).read_text().strip(), int((group / used).read_text())
-        pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+        most, used_bytes = (
+            (group / limit).read_text(encoding="utf-8").strip(),
+            int((group / used).read_text(encoding="utf-8")),
+        )
+        pairs = (line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
         stat = {name: int(value) for name, value in pairs}
     except (OSError, ValueError):
         return

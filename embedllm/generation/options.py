@@ -102,6 +102,18 @@ def lists_options(kind: type[SamplingOptions], *, without: Collection[str] = ())
 
 SAMPLING = frozenset(SamplingOptions.__annotations__)
 _KNOWN = PromptOptions.__optional_keys__
+_ELSEWHERE = {  # of other libraries, and what stands for it here: docs/coming-from.md
+    "chat_template_kwargs": "variables={...}",
+    "do_sample": "temperature=0, for greedy decoding",
+    "grammar": 'response_format={"type": "lark", "lark": ...}',
+    "max_completion_tokens": "max_tokens=...",
+    "n": "generate_n(prompt, n)",
+    "num_beams": "beam_search(prompt, beams)",
+    "num_predict": "max_tokens=...",
+    "num_return_sequences": "generate_n(prompt, n)",
+    "stop_strings": "stop=[...]",
+    "stream": "stream(...)",
+}
 
 
 def take_sampling(sampling: Sampling | None, default: Sampling, options: Mapping[str, Any]) -> tuple[Sampling, Any]:
@@ -110,10 +122,11 @@ def take_sampling(sampling: Sampling | None, default: Sampling, options: Mapping
     sampling: None: `default`; each option of Sampling that is among the options takes the place of its field.
     Raises TypeError for an option that there is not, and for a `sampling` of another type.
     """
-    if unknown := [name for name in options if name not in _KNOWN]:
+    if unknown := next((name for name in options if name not in _KNOWN), ""):
         from embedllm.files.nearest import nearest
 
-        raise TypeError(f"there is no option '{unknown[0]}'.{nearest(unknown[0], _KNOWN)}")
+        hint = f" Here it is {_ELSEWHERE[unknown]}." if unknown in _ELSEWHERE else nearest(unknown, _KNOWN)
+        raise TypeError(f"there is no option '{unknown}'.{hint}")
     if not isinstance(sampling, Sampling | None):
         raise TypeError(
             f"sampling is {sampling!r}; expected an embedllm.Sampling, or give its options by name, as in "

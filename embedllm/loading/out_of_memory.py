@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Unsupported
+from embedllm.files.command_line import shell_word
 
 if TYPE_CHECKING:
     from embedllm.backends.needed_memory import MemoryEstimate
@@ -24,6 +25,6 @@ def memory_ran_out(package: Package, memory: MemoryEstimate, error: BaseExceptio
     remedy = (
         f"{'load it without draft=, ' if head else ''}close other programs and models, take a smaller package, or a "
         "smaller context (load(context=N)); "
-        f"'embedllm fit {package.folder}' says what each device needs"
+        f"'embedllm fit {shell_word(package.folder)}' says what each device needs"
     )
     return Unsupported(reason, remedy)

@@ -63,11 +63,11 @@ def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress
             f"'{os.fspath(path)}' is an address. Give a folder, a GGUF file, or a model of the hub as 'org/name'; "
             "download first what is elsewhere. In a browser, embedllm.aload() takes addresses."
         )
-    if is_gguf(path):
-        return gguf_package(path, on_progress)
-    if is_checkpoint(path):
-        return checkpoint_package(path, on_progress)
-    given_path = Path(path)
+    given_path = Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    if is_gguf(given_path):
+        return gguf_package(given_path, on_progress)
+    if is_checkpoint(given_path):
+        return checkpoint_package(given_path, on_progress)
     if os.fspath(path) != "demo" or (given_path / "embedllm.json").is_file():
         return given_path
     folder = Path(__file__).parents[1] / "demo"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.files.atomic import write_json
+from embedllm.files.command_line import shell_word
 from embedllm.files.switches import switch
 from embedllm.files.user_cache import user_cache
 from embedllm.loading.tuning_results import Measured, Tuning
@@ -64,7 +65,7 @@ def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> R
     if switch(SWITCH) == "off":
         return Recalled(None, f"{SWITCH}=off")
     path = _path(package, exact=exact, kv=kv)
-    again = f"measure again with: embedllm tune {package.folder}"
+    again = f"measure again with: embedllm tune {shell_word(package.folder)}"
 
     def stale(reason: str) -> Recalled:
         _log.info("'%s' runs untuned: %s", package.name, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ class Encoding:
 
         if self._encoder.score_activation:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it has no vectors.")
-        check_texts(texts, "texts")
+        texts = listed_texts(texts, "texts")
         most = self._engine.dimensions
         if dimensions is not None and not 1 <= dimensions <= most:
             raise ValueError(f"dimensions is {dimensions}; expected 1 to {most}, what the vectors of this model have.")
@@ -81,8 +81,8 @@ class Encoding:
         """See Model.rerank()."""
         if not self._encoder.score_activation:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it does not score pairs. Use a reranker.")
-        check_texts([query], "query")
-        check_texts(documents, "documents")
+        listed_texts([query], "query")
+        documents = listed_texts(documents, "documents")
         if top is not None and top < 1:
             raise ValueError(f"top is {top}; expected 1 or more, or None for all documents.")
         scores = self._engine.vectors(self._of_pairs(query, documents, truncate), is_cancelled)[:, 0].tolist()
@@ -144,9 +144,12 @@ def present(encoding: Encoding | None, name: str, purpose: str) -> Encoding:
     return encoding
 
 
-def check_texts(texts: Sequence[str], what: str) -> None:
+def listed_texts(texts: Iterable[str], what: str) -> list[str]:
+    """The texts, which may come from a generator. Raises ValueError for one text, and for what is none."""
     if isinstance(texts, str):
         raise ValueError(f"{what} is one text; expected a list of them, if only of one.")
-    for place, text in enumerate(texts):
+    listed = list(texts)
+    for place, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"{what} has {type(text).__name__} at {place}; expected texts.")
+    return listed

@@ -25,7 +25,7 @@ from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.model.conversation import Conversation
-from embedllm.model.embeddings import Encoding, Ranked, check_texts
+from embedllm.model.embeddings import Encoding, Ranked, listed_texts
 from embedllm.model.embeddings import present as encoding_of
 from embedllm.package.file_state import LoadedFiles
 from embedllm.package.lora.adapter import Adapters, present
@@ -195,8 +195,7 @@ class Model:
         """
         if self._encoding is not None:
             return self._encoding.count_tokens(texts, kind=kind, query=query, truncate=truncate)
-        check_texts(texts, "texts")
-        return sum(len(self.tokenizer.encode(text, special=True)) for text in texts)
+        return sum(len(self.tokenizer.encode(text, special=True)) for text in listed_texts(texts, "texts"))
 
     @lists_options(PromptOptions)
     def generate(

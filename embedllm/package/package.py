@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.files.command_line import graph_command, shell_word
 from embedllm.files.json_object import required_json_object
 from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import check_features, listed_features, read_format
@@ -208,7 +209,7 @@ class Package:
     def refusal(self, faults: Mapping[str, str]) -> PackageError:
         """What to raise for files that are not as exported: graphs can be written again, the others cannot."""
         variants = {graph.file: graph.variant for graph in self.listed if graph.file != WEIGHTS}
-        commands = [f"embedllm graph {self.folder} --variant {variants[name]}" for name in faults if name in variants]
+        commands = [graph_command(self.folder, variants[name]) for name in faults if name in variants]
         remedy = f"Rewrite with: {'; '.join(commands)}" if len(commands) == len(faults) else _AGAIN
         return PackageError(f"{'; '.join(faults.values())}. {remedy}")
 
@@ -331,7 +332,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _not_a_package(folder: Path) -> str:
     if not folder.exists():
-        return f"there is no folder '{folder}'. Write one with: embedllm export SOURCE {folder}"
+        return f"there is no folder '{folder}'. Write one with: embedllm export SOURCE {shell_word(folder)}"
     if folder.is_file() and (folder.parent / MANIFEST).is_file():
         return f"'{folder}' is a file of an exported folder; give the folder: {folder.parent}"
     if folder.is_file():
@@ -339,7 +340,7 @@ def _not_a_package(folder: Path) -> str:
     if (folder / "config.json").exists():
         return (
             f"'{folder}' is a Hugging Face folder, not an exported one (no {MANIFEST}). "
-            f"Export it first: embedllm export {folder} OUT"
+            f"Export it first: embedllm export {shell_word(folder)} OUT"
         )
     from embedllm.package.external.detect import LOOKED_FOR
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedllm.errors import PackageError
+from embedllm.files.command_line import shell_word
 from embedllm.package.manifest_fields import integer_of, list_of, plain_name, section_of, text_of, wrong
 
 SHARDS = "shards"  # the manifest's key
@@ -43,7 +44,7 @@ def sharded_copy(folder: Path, shards: Mapping[str, Sequence[Shard]]) -> Package
     counts = ", ".join(f"'{name}' in {len(each)} shards" for name, each in shards.items())
     return PackageError(
         f"'{folder}' is a sharded copy, for web servers that limit the size of a file: it has {counts}. "
-        f"Put it together with: embedllm shard {folder} OUT --join"
+        f"Put it together with: embedllm shard {shell_word(folder)} OUT --join"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -271,8 +271,7 @@ def _up_to_mark(prompt: str, final_text: str) -> str:
 
 def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, JSON]]:
     """The JSON schemas of tools, in plain types. Raises ValueError for what is none."""
-    if not isinstance(tools, Iterable) or isinstance(tools, (str, Mapping)):
-        raise ValueError(f"tools is a {type(tools).__name__}; expected a list of them, if only of one.")
+    _check_listed(tools, "tools")
     return [_tool(tool, place) for place, tool in enumerate(tools)]
 
 
@@ -288,7 +287,14 @@ def _tool(tool: Tool, place: int) -> dict[str, JSON]:
     )
 
 
+def _check_listed(given: object, what: str) -> None:
+    """Raises ValueError for what is no list: a generator would be empty the second time that it is read."""
+    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping, Iterator)):
+        raise ValueError(f"{what} is a {type(given).__name__}; expected a list of them, if only of one.")
+
+
 def _documents(documents: Sequence[Mapping[str, JSON]]) -> list[JSON]:
+    _check_listed(documents, "documents")
     for place, document in enumerate(documents):
         if not isinstance(document, Mapping):
             raise ValueError(f"documents[{place}] is a {type(document).__name__}, expected a mapping with a 'text'.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,10 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     name = getattr(function, "__name__", "operation")
     docstring = inspect.getdoc(function)
     if not docstring:
-        raise ValueError(f"the tool '{name}' has no docstring. Say what it does, and describe its arguments.")
+        lost = (
+            " Python's option -OO removes docstrings: leave it out, or give schemas." if sys.flags.optimize > 1 else ""
+        )
+        raise ValueError(f"the tool '{name}' has no docstring. Say what it does, and describe its arguments.{lost}")
     description, arguments, returns = _sections(docstring)
     hints, types = type_hints(function, f"the tool '{name}'"), TypeSchemas(as_transformers=True)
     properties: dict[str, Schema] = {}

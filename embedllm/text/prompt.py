@@ -78,13 +78,18 @@ def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Mes
 
     A content that is None is an empty text, but beside tool calls, where templates look whether there is one.
     joins_parts: lists of text parts become one text. Raises ValueError for a part that is neither text nor the mark of
-    an image, {"type": "image"}.
+    an image, {"type": "image"}, and for images beside the content.
     """
     shown: list[Message] = []
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):  # which is said later
             shown.append(message)
             continue
+        if message.get("images"):  # Ollama's form of a message: templates leave the key out
+            raise ValueError(
+                f"messages[{place}] has 'images', which the model would not see; expected parts in 'content', such as "
+                "{'type': 'image', 'image': Path('photo.png')}."
+            )
         content = message.get("content", "")
         if isinstance(content, list | tuple):
             texts = [_part_text(part, place) for part in content]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import PackageError
 from embedllm.text.content_marks import RenderedPrompt
 from embedllm.text.end_of_turn import end_of_turn_tokens
-from embedllm.text.lone_surrogates import check_text
+from embedllm.text.lone_surrogates import check_text, replace_surrogates
 from embedllm.text.token_bytes import REPLACEMENT, Decoder, appends_texts, is_byte_token, token_bytes
 from embedllm.text.tokenizer_config import AddedToken, TokenizerConfig, read_tokenizer_config
 
@@ -56,13 +56,18 @@ class Tokenizer:
         """The tokenizer of a folder, with the special tokens that its small files name.
 
         serialized: what counts in place of the folder's tokenizer.json.
-        Raises PackageError when tokenizer.json is missing or damaged.
+        Raises PackageError when tokenizer.json is missing or damaged, or its path not UTF-8.
         """
         from tokenizers import Tokenizer as Engine
 
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise PackageError(_no_tokenizer(path.parent))
+        if replace_surrogates(str(path)) != str(path):  # neither this library nor a runtime opens such files
+            raise PackageError(
+                f"{str(path)!r} cannot be opened: its path has a byte that is not UTF-8. Rename the folder; if other "
+                "programs show its name as it should be, set PYTHONUTF8=1 before Python starts."
+            )
         config = read_tokenizer_config(path.parent)
         try:
             engine = Engine.from_file(str(path)) if serialized is None else Engine.from_str(serialized)

@@ -634,7 +634,9 @@ def test_families_are_one_a_line_with_their_models() -> None:
 # --- the program
 
 
-@pytest.mark.parametrize(("typed", "nearest"), [("chta", "chat"), ("quantize", "export"), ("xyzzy", "")])
+@pytest.mark.parametrize(
+    ("typed", "nearest"), [("chta", "chat"), ("quantize", "export"), ("help", "--help"), ("xyzzy", "")]
+)
 def test_an_unknown_command_is_answered_with_the_nearest(typed: str, nearest: str) -> None:
     result = embed(typed, "demo")
     assert result.exit_code == 2

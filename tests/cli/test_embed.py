@@ -52,6 +52,30 @@ def test_documents_come_best_first(folders: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_line_of_a_file_ends_at_its_line_break_only(folders: Path, tmp_path: Path) -> None:
+    """A form feed or U+2028 within a text made two of it, so that vectors and lines did not match."""
+    (lines := tmp_path / "lines.txt").write_bytes("a\u2028dog\r\nred\x0cfox\x85es\nbird".encode())
+    done = typed("embed", str(folders / "embedder"), "--file", str(lines), "--device", "cpu")
+    with load(folders / "embedder", device="cpu") as model:
+        expected = model.embed(["a\u2028dog", "red\x0cfox\x85es", "bird"])
+    assert np.allclose([json.loads(line) for line in done.stdout.splitlines()], expected, atol=1e-6)
+
+
+def test_many_texts_are_embedded_in_parts_as_in_one(folders: Path, tmp_path: Path) -> None:
+    package, lines = str(folders / "embedder"), tmp_path / "lines.txt"
+    texts = [f"fox {number}" for number in range(6)]
+    lines.write_text("\n".join(texts), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embedllm.cli.commands.embed._PART", 2)
+        done = typed("embed", package, "--file", str(lines), "--device", "cpu")
+        lines.write_text("\n".join([*texts, "a" * 50]), encoding="utf-8")
+        too_long = typed("embed", package, "--file", str(lines), "--device", "cpu")
+    with load(package, device="cpu") as model:
+        expected = model.embed(texts)
+    assert np.allclose([json.loads(line) for line in done.stdout.splitlines()], expected, atol=1e-6)
+    assert (too_long.stdout, "text 6 has" in too_long.stderr) == ("", True), "found before anything is computed"
+
+
 def test_what_is_not_understood_is_said(folders: Path) -> None:
     embedder, reranker = str(folders / "embedder"), str(folders / "reranker")
     assert "give texts, or --file" in typed("embed", embedder).stderr

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from embedllm.cli.messages_file import read_messages, write_messages
+from embedllm.cli.messages_file import read_messages, typed_path, write_messages
 from embedllm.errors import EmbedError
 from embedllm.text.chat_template import Message
 
@@ -76,3 +77,22 @@ def test_what_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_bytes(b"\xff")
     with pytest.raises(EmbedError, match="is not JSON"):
         read_messages(tmp_path / "chat.json")
+
+
+def test_paths_are_read_as_terminals_paste_files_that_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "my chat's.json"
+    typed = [str(path), f'"{path}"']
+    if os.name != "nt":
+        typed += [str(path).replace(" ", "\\ ").replace("'", "\\'")]
+    assert [typed_path(name) for name in typed] == [path] * len(typed)
+    assert typed_path(f"'{tmp_path}/a b'") == tmp_path / "a b"
+    assert typed_path("it's") == Path("it's")
+
+
+def test_a_file_whose_name_has_quotes_is_meant_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("'a'").touch()
+    assert typed_path("'a'") == Path("'a'")
+    assert typed_path("'b'") == Path("b")

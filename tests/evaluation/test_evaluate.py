@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,6 +179,12 @@ def test_another_vocabulary_is_refused(base: Path, tiny_package: MakePackage, te
 def test_a_window_beyond_the_context_is_refused(window: int, base: Path, text: Path) -> None:
     with pytest.raises(ValueError, match=f"window is {window} tokens; expected 2 to 128, the context of"):
         evaluate([base], text, window=window)
+
+
+def test_models_may_come_from_a_generator(base: Path, small: Path, text: Path) -> None:
+    folders: Any = (folder for folder in (base, small))  # no Sequence
+    found = evaluate(folders, text, window=WINDOW, tokens=WINDOW, device="cpu")
+    assert len(found.models) == 2
 
 
 def test_nothing_to_do_is_refused(base: Path, text: Path) -> None:

@@ -329,3 +329,12 @@ def test_a_name_that_cannot_be_written_is_refused(checkpoint: Path, tmp_path: Pa
     with pytest.raises(ExportError, match=message):
         convert(checkpoint, tmp_path / name)
     assert names(tmp_path) == ["checkpoint"]
+
+
+def test_a_source_whose_name_no_package_can_hold_is_refused_before_it_is_read(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = checkpoint.rename(tmp_path / "mod\udce8le")
+    monkeypatch.setattr("embedllm.export.open_source.HuggingFaceSource", None)  # calling it would be a TypeError
+    with pytest.raises(ExportError, match=r"cannot export .*not UTF-8.*Rename it"):
+        convert(source, tmp_path / "out")

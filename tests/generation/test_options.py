@@ -31,6 +31,9 @@ def test_options_by_name_take_the_place_of_fields() -> None:
     [
         (None, {"temp": 1}, TypeError, "no option 'temp'. The nearest is 'temperature'."),
         (None, {"max_token": 1}, TypeError, "no option 'max_token'. The nearest is 'max_tokens'."),
+        (None, {"max_completion_tokens": 1}, TypeError, r"'max_completion_tokens'\. Here it is max_tokens=\.\.\.\."),
+        (None, {"do_sample": False}, TypeError, r"'do_sample'\. Here it is temperature=0, for greedy decoding\."),
+        (None, {"stream": True}, TypeError, r"'stream'\. Here it is stream\(\.\.\.\)\."),
         ({"temperature": 0}, {}, TypeError, "expected an embedllm.Sampling, or give its options by name"),
         (5, {}, TypeError, "sampling is 5"),
         (None, {"top_p": 2}, ValueError, "top_p"),

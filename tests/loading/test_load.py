@@ -139,6 +139,21 @@ def test_any_kind_of_path_is_taken(package: Path, monkeypatch: pytest.MonkeyPatc
             assert model.package.folder.resolve() == package.resolve()
 
 
+def test_a_path_that_is_not_utf8_is_named_as_the_cause(package: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(package, tmp_path / "mod\udce8le")  # as Python spells the byte E8, of Latin-1
+    with pytest.raises(PackageError, match=r"path has a byte that is not UTF-8.*Rename"):
+        load(folder)
+
+
+def test_no_file_is_read_in_the_encoding_of_the_locale(package: Path) -> None:
+    """Programs that make EncodingWarning an error could load nothing."""
+    program = f"import embedllm; embedllm.load({str(package)!r}, device='cpu').generate('hello', max_tokens=2)"
+    command = [sys.executable, "-X", "warn_default_encoding", "-W", "always::EncodingWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    ours = str(Path(__file__).parents[2])
+    assert [line for line in done.stderr.splitlines() if "EncodingWarning" in line and ours in line] == []
+
+
 def test_a_damaged_small_file_is_found_before_the_weights_are_loaded(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,13 @@ def test_a_checkpoint_says_what_its_export_says(folder: Path, tmp_path: Path) ->
     assert not (folder / "embedllm.json").exists()
 
 
+def test_a_checkpoint_is_found_below_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("USERPROFILE", str(folder.parent))
+    assert is_checkpoint(f"~/{folder.name}"), "the commands show the bars of its export"
+    assert find_package(f"~/{folder.name}") == find_package(folder)
+
+
 def test_an_export_is_made_once_for_what_a_folder_holds(folder: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
     first = checkpoint_package(folder, seen.append)

@@ -43,6 +43,12 @@ def test_a_loaded_file_says_what_its_export_says(file: Path, tmp_path: Path) -> 
     assert [(one.source, one.folder.name) for one in exports()] == [("m.gguf", "m")]
 
 
+def test_a_file_is_found_below_the_home_folder(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(file.parent))
+    monkeypatch.setenv("USERPROFILE", str(file.parent))
+    assert find_package(f"~/{file.name}") == find_package(file)
+
+
 def test_an_export_is_made_once_for_what_a_file_holds(file: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
     first = gguf_package(file, seen.append)

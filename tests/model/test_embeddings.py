@@ -129,6 +129,19 @@ def test_async_calls_give_the_same(model: Model, scorer: Model) -> None:
     assert asyncio.run(scorer.arerank("a fox", TEXTS)) == scorer.rerank("a fox", TEXTS)
 
 
+def test_texts_may_come_from_a_generator(model: Model, scorer: Model) -> None:
+    """All of them count, none is lost to a check that goes over them first."""
+
+    def generated() -> Any:  # noqa: ANN401  # no Sequence
+        return (text for text in TEXTS)
+
+    assert np.array_equal(model.embed(generated()), model.embed(TEXTS))
+    assert scorer.rerank("a fox", generated()) == scorer.rerank("a fox", TEXTS)
+    assert model.count_tokens(generated()) == model.count_tokens(TEXTS)
+    with load("demo", device="reference") as chat:
+        assert chat.count_tokens(generated()) == chat.count_tokens(TEXTS) > 0
+
+
 def test_what_a_model_cannot_do_is_said(model: Model, scorer: Model) -> None:
     with pytest.raises(ValueError, match=r"'package' is an embedding model: embed\(\).* generates no text"):
         model.generate("hello")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import embedllm
 from embedllm.export import convert
 from embedllm.export.gguf.encoders import ENCODERS
 from embedllm.export.gguf.families import FAMILIES
@@ -99,6 +100,25 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         line = text.count("\n", 0, match.start(1))
         code = compile("\n" * line + match[1], str(page), "exec", dont_inherit=True)  # line numbers are the page's
         exec(code, namespace)
+
+
+def test_calls_in_place_of_other_libraries_run() -> None:
+    """Those of the last column of the tables: `llm.chat(messages).text`."""
+    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    cells = [line.rstrip("|").rpartition("|")[2] for line in page.splitlines() if line.startswith("|")]
+    spans = [span for cell in cells for span in re.findall("`([^`]+)`", cell)]
+    calls = sorted({span for span in spans if re.match(r"llm\.|(client = )?embedllm\.", span) and "close" not in span})
+    assert len(calls) >= 10
+    messages = [{"role": "user", "content": "list files"}]
+    with embedllm.load("demo", context=300) as llm:  # bounds replies
+        names = {"llm": llm, "messages": messages, "prompt": messages, "prompts": [messages], "function": list_files}
+        for call in calls:
+            exec(call, {"embedllm": embedllm, **names})
+
+
+def list_files() -> str:
+    """Lists the files."""
+    return "a.txt"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -316,3 +316,11 @@ def test_a_message_that_the_template_does_not_write_cannot_be_continued() -> Non
         ChatTemplate("{{ messages[0].content }}").render(chat, continue_final_message=True)
     with pytest.raises(ValueError, match="no text under 'content'"):
         ChatTemplate("").render([{"role": "assistant"}], continue_final_message=True)
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_what_can_be_read_only_once_is_refused(name: str) -> None:
+    """A prompt may be rendered more than once: a generator would leave them out the second time."""
+    generated: Any = (one for one in [{"type": "function", "function": {"name": "list"}}])
+    with pytest.raises(ValueError, match=f"{name} is a generator; expected a list of them"):
+        ChatTemplate("").render([{"role": "user", "content": "Hi"}], **{name: generated})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Optional
@@ -204,6 +206,22 @@ def variable(*x: int) -> None:
 def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function: Callable[..., object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ChatTemplate("").render(USER, tools=[function])
+
+
+def test_a_docstring_that_python_removed_is_told_from_one_that_was_not_written() -> None:
+    program = """
+import embedllm.text.function_schema as tools
+def documented():
+    "Lists the files."
+try:
+    tools.tool_schema(documented)
+except ValueError as error:
+    print(error)
+"""
+    command = [sys.executable, "-OO", "-c", program]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "'documented' has no docstring" in said
+    assert "-OO removes docstrings" in said
 
 
 def test_callables_that_are_not_functions_are_refused() -> None:

@@ -70,3 +70,11 @@ def test_a_model_takes_them() -> None:
     with load("demo", device="reference") as llm:
         assert llm.prompt(parts("list ", "files")) == llm.prompt([{"role": "user", "content": "list files"}])
         assert llm.chat(parts("list files"), temperature=0, max_tokens=2).text
+
+
+def test_images_beside_the_content_are_not_left_out_in_silence() -> None:
+    """As Ollama's clients send them; no template reads the key."""
+    message: Message = {"role": "user", "content": "What is on it?", "images": ["photo.png"]}
+    with pytest.raises(ValueError, match=r"messages\[0\] has 'images'.* expected parts in 'content'"):
+        plain_content([message], joins_parts=True)
+    assert plain_content([{**message, "images": []}], joins_parts=True)[0]["content"] == "What is on it?"

@@ -15,7 +15,7 @@ import click
 from embedllm.cancel import Cancel
 from embedllm.cli.image_option import image_option, image_parts, user_message
 from embedllm.cli.line_input import line_reader
-from embedllm.cli.messages_file import expanded, read_messages, write_messages
+from embedllm.cli.messages_file import read_messages, typed_path, write_messages
 from embedllm.cli.options import Settings, note, reply_options, say_error
 from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
 from embedllm.cli.tool_turns import McpTools, mcp_options, opened_tools
@@ -230,8 +230,9 @@ class Talk:
         if not name:
             self._fail("/image needs the name of a file")
             return
-        self.add_images([Path(name)])
-        note(f"('{name}' goes with the next text)")
+        path = typed_path(name)
+        self.add_images([path])
+        note(f"('{path}' goes with the next text)")
 
     def _set_system(self, text: str) -> None:
         messages = self.conversation.messages
@@ -243,18 +244,18 @@ class Talk:
         if not name:
             self._fail("/save needs the name of a file")
             return
-        path = expanded(Path(name))
+        path = typed_path(name)
         if _is_json(path):
             write_messages(path, self.conversation.messages)
         else:
             _save_whole(self.conversation, path)
-        note(f"(saved {len(self.conversation.messages)} messages to '{name}')")
+        note(f"(saved {len(self.conversation.messages)} messages to '{path}')")
 
     def _open(self, name: str) -> None:
         if not name:
             self._fail("/open needs the name of a file")
             return
-        path = expanded(Path(name))
+        path = typed_path(name)
         if _is_json(path):
             self.conversation.messages[:] = read_messages(path)
             self.conversation.close()  # the KV of the previous history
@@ -267,7 +268,7 @@ class Talk:
             self.conversation = opened
             if self._tools is not None:  # the file has their schemas, as they were
                 opened.tools = self._tools.servers.tools
-        note(f"(opened {len(self.conversation.messages)} messages of '{name}')")
+        note(f"(opened {len(self.conversation.messages)} messages of '{path}')")
 
     def close(self) -> None:
         self.conversation.close()

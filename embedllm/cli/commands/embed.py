@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from embedllm.cli.options import common_options
+from embedllm.cli.progress import progress_bar
+from embedllm.files.progress import Progress
 
+_PART = 512  # texts at a time: their vectors are written while the next are computed
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True)
 
 
@@ -65,10 +70,17 @@ def embed(
     inputs = _texts(texts, file)
     import embedllm
 
-    with embedllm.load(folder, device=device, threads=threads, exact=exact) as model:
-        vectors = model.embed(inputs, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
-    for vector in vectors.tolist():
-        click.echo(json.dumps(vector))
+    is_shown = len(inputs) > _PART and not sys.stdout.isatty()  # where vectors scroll by, they show how far it is
+    bar = progress_bar(is_shown=True) if is_shown else nullcontext(lambda _: None)
+    with embedllm.load(folder, device=device, threads=threads, exact=exact) as model, bar as on_progress:
+        if len(inputs) > _PART:
+            model.count_tokens(inputs, kind=kind, truncate=truncate)  # a text that is too long is said before the first
+        for start in range(0, len(inputs), _PART):
+            part = inputs[start : start + _PART]
+            vectors = model.embed(part, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
+            for vector in vectors.tolist():
+                click.echo(json.dumps(vector))
+            on_progress(Progress("texts", start + len(part), len(inputs)))
 
 
 @click.command(short_help="Rank documents by relevance to a query.")
@@ -108,7 +120,7 @@ def _texts(texts: Sequence[str], file: Path | None) -> list[str]:
         return list(texts)
     data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        lines = io.StringIO(data.decode("utf-8-sig"), newline=None).read().split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"'{file}' is no UTF-8 text ({error.reason} at byte {error.start}).") from error
     text_lines = [line for line in lines if line.strip()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from embedllm.cli.options import common_options, note
 from embedllm.cli.param_types import PLAIN_BITS, Bits, ByteSize
 from embedllm.cli.progress import progress_bar
 from embedllm.errors import ExportError, TemplateError
+from embedllm.files.command_line import shell_word
 from embedllm.hub.name import hub_name
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _about_heads(layers: object, source: str, out: Path) -> str:
     """What is said of a multi-token prediction head, which an export leaves out."""
     if layers != 1:
         return f"left out: multi-token prediction heads (MTP) of {layers} layers; those of one layer are read."
-    command = f"embedllm mtp {shlex.quote(str(out))} {shlex.quote(source)}"
+    command = f"embedllm mtp {shell_word(out)} {shell_word(source)}"
     return f"left out: a multi-token prediction head (MTP), which drafts on cpu, openvino and cuda. Add it: {command}"
 
 
@@ -268,7 +268,7 @@ def _next_command(package: Package, out: Path) -> str:
     """What to type now: what the model is for."""
     from embedllm.text.chat_template import ChatTemplate
 
-    folder = shlex.quote(str(out))
+    folder = shell_word(out)
     if package.encoder is not None:
         return f'embedllm rerank {folder} "QUERY" "DOCUMENT"' if package.encoder.score_activation else (
             f'embedllm embed {folder} "TEXT"')  # fmt: skip

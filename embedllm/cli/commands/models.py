@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from datetime import datetime
 
 import click
@@ -12,6 +11,7 @@ import click
 from embedllm.cli.options import common_options, note
 from embedllm.cli.progress import fetching
 from embedllm.cli.tables import new_console, new_table
+from embedllm.files.command_line import shell_word
 
 _COMMIT = 12  # characters of a commit that are shown
 
@@ -68,7 +68,7 @@ def pull(model: str) -> None:
         if on_progress is None:
             raise click.UsageError(f"'{model}' is no name of the hub (org/name) and no GGUF file: nothing to pull.")
         folder = find_package(model, on_progress=on_progress)
-    note(f"'{model}' is in '{folder}'; next: embedllm chat {shlex.quote(model)}")
+    note(f"'{model}' is in '{folder}'; next: embedllm chat {shell_word(model)}")
 
 
 @click.command(short_help="Remove cached Hugging Face models.")

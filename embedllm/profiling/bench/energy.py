@@ -18,7 +18,7 @@ class Meter:
 
     def read(self) -> tuple[int, ...]:
         """Microjoules, of each package."""
-        return tuple(int((domain / "energy_uj").read_text()) for domain in self.domains)
+        return tuple(int((domain / "energy_uj").read_text(encoding="utf-8")) for domain in self.domains)
 
     def joules(self, before: Sequence[int], after: Sequence[int]) -> float:
         """Between two readings that lie less than one turn of a counter apart (minutes at full load)."""
@@ -38,7 +38,9 @@ def open_meter(root: Path = _ROOT) -> Meter | str:
     if not domains:
         return f"this processor has no energy counters ({root}/intel-rapl:*)"
     try:
-        meter = Meter(domains, tuple(int((domain / "max_energy_range_uj").read_text()) for domain in domains))
+        meter = Meter(
+            domains, tuple(int((domain / "max_energy_range_uj").read_text(encoding="utf-8")) for domain in domains)
+        )
         meter.read()
     except (OSError, ValueError) as error:
         return f"the energy counters cannot be read ({error}); root can"

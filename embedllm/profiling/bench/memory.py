@@ -27,5 +27,5 @@ def private_bytes() -> int | None:
 
 
 def _line(key: str) -> int:
-    entry = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
+    entry = next(line for line in _STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{key}:"))
     return int(entry.split()[1]) * 1024

@@ -213,6 +213,7 @@ def test_a_reply_is_read_as_a_class_of_pydantics_by_pydantic() -> None:
         ("x", Literal["a", 2], r"read as typing.Literal\['a', 2\]: found 'x', expected one of \['a', '2'\]"),
         ('[{"label": "good"}, {"label": "bad"}]', list[Rated], "'bad' is not a valid Label"),
         ("1", Path, "cannot be read as Path: .* has no JSON schema here"),
+        ("yes", ["yes", "no"], r"cannot be read as \['yes', 'no'\]: .* has no JSON schema here"),
         ("1", Point, "cannot be read as Point: it has no 'model_validate_json'"),
     ],
 )

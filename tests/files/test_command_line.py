@@ -1,0 +1,34 @@
+"""Commands in messages: what is typed as it stands means the folder that the message is about."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from embedllm.errors import PackageError
+from embedllm.files.command_line import graph_command, shell_word
+from embedllm.package.package import open_package
+
+
+@pytest.mark.parametrize("name", ["my model", "it's", "a;b", "plain-1.0", "Modèle", "$x"])
+def test_a_shell_reads_the_word_as_it_was(name: str) -> None:
+    folder = Path("to") / name
+    assert shlex.split(graph_command(folder, "int8-kv")) == [
+        "embedllm", "graph", str(folder), "--variant", "int8-kv",
+    ]  # fmt: skip
+
+
+def test_a_word_without_spaces_stays_bare_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "name", "nt")
+        words = [shell_word(r"C:\models\tiny"), shell_word(r"C:\my models\tiny")]
+    assert words == [r"C:\models\tiny", r'"C:\my models\tiny"']
+
+
+def test_the_remedy_of_a_missing_folder_can_be_typed(tmp_path: Path) -> None:
+    with pytest.raises(PackageError) as caught:
+        open_package(tmp_path / "my model")
+    assert shlex.split(str(caught.value).partition("Write one with: ")[2])[-1] == str(tmp_path / "my model")
