@@ -163,6 +163,7 @@ def test_completions_are_the_librarys(served: Served, http: httpx.Client) -> Non
         ("/v1/chat/completions", {**GREEDY, "n": 1000}, "n", "128 is the most"),
         ("/v1/chat/completions", {**GREEDY, "functions": [{"name": "a"}]}, "functions", "Use tools"),
         ("/v1/chat/completions", {**GREEDY, "response_format": {"type": "poem"}}, None, "'poem'"),
+        ("/v1/chat/completions", {**GREEDY, "modalities": ["text", "audio"]}, "modalities.1", 'one of ["text"]'),
         ("/v1/chat/completions", {**GREEDY, "stream_options": {"include_usage": True}}, None, "stream=True"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", "not followed"),
         ("/v1/completions", {"prompt": "a", "best_of": 3}, "best_of", "best_of is 3"),
