@@ -101,6 +101,8 @@ class _Reader:
         for keyword, value in schema.items():
             if keyword in _ANNOTATIONS or keyword.startswith("x-") or (keyword == "$id" and path == "#"):
                 continue
+            if keyword == "uniqueItems" and value is False:  # as without it
+                continue
             part = self._part(keyword, value, path, depth + 1)
             is_apart = keyword == "oneOf" and isinstance(value, list) and exclude_each_other(value, self._resolved)
             # the same where nothing fulfils two of them; the engine does not look behind references

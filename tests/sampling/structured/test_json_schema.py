@@ -49,6 +49,11 @@ def test_what_is_not_followed_is_refused_by_name_and_place(schema: Mapping[str, 
         followed(schema)
 
 
+def test_a_keyword_that_demands_nothing_is_left_out() -> None:
+    """uniqueItems is false by default; descriptions of HTTP APIs write it out."""
+    assert followed({"type": "array", "uniqueItems": False}) == {"type": "array"}
+
+
 def kind(value: object, **properties: object) -> dict[str, Any]:
     """An object as pydantic describes the classes of a discriminated union."""
     return {"type": "object", "properties": {"kind": {"const": value}, **properties}, "required": ["kind"]}
