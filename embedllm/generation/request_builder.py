@@ -39,9 +39,10 @@ from embedllm.text.prompt_length import check_known, check_length
 from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.text.stream import StopStrings
 from embedllm.tools.calls import for_template, tool_parameters
+from embedllm.tools.optional_calls import OptionalCalls
 from embedllm.tools.reply_parser import ReplyFormat, reply_marks, reply_reader
 from embedllm.tools.selection import reply_format
-from embedllm.tools.tool_choice import call_grammar, choice_name, is_forced, optional_call_grammar
+from embedllm.tools.tool_choice import call_grammar, choice_name, is_forced
 
 if TYPE_CHECKING:
     from embedllm.images.processors import Processor
@@ -74,6 +75,7 @@ class RequestBuilder:
         self._adapters = adapters
         self._marks = None if parse_special else ContentMarks(special_texts(tokenizer))
         self._reply_format: ReplyFormat | None = None
+        self._optional_calls: OptionalCalls | None = None
         self._processor: Processor | None = None
         self._warned: set[str] = set()
 
@@ -257,7 +259,11 @@ class RequestBuilder:
                 tool_choice, self._format(), parameters, self._special_token, prompt=prompt, stop_tokens=stop_tokens
             )
         elif source is None and tools and not is_free and self._grammars is not None:
-            source = optional_call_grammar(self._format(), tool_parameters(tool_schemas(tools)), self._special_token)
+            if self._optional_calls is None:
+                self._optional_calls = OptionalCalls(
+                    self._package.name, self._format(), self._special_token, self._grammars
+                )
+            return self._optional_calls.constraint(tool_parameters(tool_schemas(tools)), stop_tokens)
         if source is None:
             return None
         if self._grammars is None:

@@ -11,6 +11,9 @@ from embedllm.generation.options import PromptOptions
 from embedllm.openai.reasoning_effort import effort_variables
 from embedllm.openai.schema import InvalidRequest
 from embedllm.openai.types import as_message
+from embedllm.text.chat_template import tool_schemas
+from embedllm.tools.calls import tool_parameters
+from embedllm.tools.tool_choice import choice_name
 
 if TYPE_CHECKING:
     from embedllm.sampling.structured.response_format import ResponseFormat
@@ -108,7 +111,7 @@ def read_chat_body(body: Mapping[str, Any]) -> ChatRequest:
     return chat_request(body["messages"], values, is_stream=body.get("stream", False))
 
 
-_APART = ("model", "messages", "stream", "stream_options", "parallel_tool_calls")
+_APART = ("model", "messages", "stream", "stream_options", "parallel_tool_calls", "modalities")
 
 
 def _present_options(values: Mapping[str, object]) -> dict[str, object]:
@@ -141,6 +144,9 @@ def own_options(options: Mapping[str, object]) -> PromptOptions:
         prompt_options["logit_bias"] = token_biases(options["logit_bias"])
     if "top_logprobs" in options:
         prompt_options["logprobs"] = _top_logprobs(options)
+    choice = options.get("tool_choice")
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        prompt_options |= _allowed_tools(choice, cast("Sequence[Tool]", options.get("tools", ())))
     if "reasoning_effort" in options:
         variables = prompt_options.get("variables", {})
         if not isinstance(variables, Mapping):
@@ -149,11 +155,28 @@ def own_options(options: Mapping[str, object]) -> PromptOptions:
     return cast("PromptOptions", prompt_options)
 
 
+def _allowed_tools(choice: Mapping[str, object], tools: Sequence[Tool]) -> dict[str, object]:
+    """The tools that a choice leaves, and whether one of them must be called. Raises ValueError."""
+    allowed = choice.get("allowed_tools", choice)
+    entries = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(allowed, Mapping) or not isinstance(entries, list):
+        raise ValueError(f"tool_choice is {choice!r:.160}; expected a list of tools in 'allowed_tools'.")
+    mode = allowed.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise ValueError(f"tool_choice has the mode {mode!r:.80}; expected 'auto' or 'required'.")
+    by_name = dict(zip(tool_parameters(tool_schemas(tools)), tools, strict=True))
+    names = [choice_name(entry) for entry in entries]
+    if unknown := [name for name in names if name not in by_name]:
+        listed = ", ".join(map(repr, by_name)) or "none"
+        raise ValueError(f"tool_choice allows '{unknown[0]:.80}', which is none of the tools: {listed}.")
+    return {"tools": [tool for name, tool in by_name.items() if name in names], "tool_choice": mode}
+
+
 def _top_logprobs(options: Mapping[str, object]) -> int:
     count = options["top_logprobs"]
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MOST_TOP:
         raise ValueError(f"top_logprobs is {count!r}; expected 0 to {_MOST_TOP}.")
-    if options.get("logprobs") is not True:
+    if count and options.get("logprobs") is not True:
         raise ValueError("top_logprobs goes with logprobs=True.")
     return count
 
@@ -185,8 +208,22 @@ def _messages(messages: object) -> list[Message]:
     """A developer's message is a system message, whose place it has taken with OpenAI's newer models."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages is {messages!r:.80}; expected a list of at least one message.")
-    plain = [as_message(message) for message in messages]
+    plain = [_with_readable_refusal(as_message(message)) for message in messages]
     for place, message in enumerate(plain):
         if "content" not in message and not message.get("tool_calls"):
             raise ValueError(f"messages[{place}] has no 'content'; only a message with 'tool_calls' may lack it.")
     return [{**message, "role": "system"} if message.get("role") == "developer" else message for message in plain]
+
+
+def _with_readable_refusal(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """A refusal of an earlier reply, which another model wrote, is text to this one."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, list):
+        return message
+    parts: list[JSON] = [
+        {"type": "text", "text": part.get("refusal")}
+        if isinstance(part, Mapping) and part.get("type") == "refusal"
+        else part
+        for part in content
+    ]
+    return {**message, "content": parts}

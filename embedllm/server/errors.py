@@ -23,6 +23,12 @@ _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 408: "tim
 _ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
                     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"
                     }  # fmt: skip
+# the providers' own words: by them LiteLLM, LangChain and agents know, beside or instead of the code, that the
+# conversation has to be shortened
+_CONTEXT_FULL: dict[Dialect, str] = {
+    "openai": "This model's maximum context length is {limit} tokens: ",
+    "anthropic": "prompt is too long: {tokens} tokens > {limit} maximum: ",
+}
 
 
 class ApiError(Exception):
@@ -37,11 +43,16 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         is_repeatable: bool = True,
+        context_full: ContextFull | None = None,
     ) -> None:
-        """code, param: OpenAI's. retry_after_s: when it may go well. is_repeatable: whether clients may try again."""
+        """code, param: OpenAI's. retry_after_s: when it may go well. is_repeatable: whether clients may try again.
+
+        context_full: the prompt has too many tokens, which each dialect has words for.
+        """
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.retry_after_s, self.is_repeatable = retry_after_s, is_repeatable
+        self.context_full = context_full
 
     @property
     def headers(self) -> dict[str, str]:
@@ -55,11 +66,14 @@ class ApiError(Exception):
 
     def body(self, dialect: Dialect, request_id: str) -> dict[str, JSON]:
         """In the form of a dialect."""
+        message = self.message
+        if (full := self.context_full) is not None:
+            message = _CONTEXT_FULL[dialect].format(tokens=full.tokens, limit=full.limit) + message
         if dialect == "anthropic":
             kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+            return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
         kind = _OPENAI_TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def refusal(error: Exception) -> ApiError:
@@ -76,7 +90,7 @@ def refusal(error: Exception) -> ApiError:
         case Busy():
             return ApiError(429, str(error), code="rate_limit_exceeded", retry_after_s=1)
         case ContextFull():
-            return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+            return ApiError(400, str(error), code="context_length_exceeded", param="messages", context_full=error)
         case TimeoutError():
             return ApiError(408, str(error) or "the time limit of a request was reached.", code="timeout",
                             is_repeatable=False)  # fmt: skip

@@ -39,6 +39,8 @@ class Guard:
                 await self._app(scope, receive, send)
             return
         began_s = time.perf_counter()
+        # by itself Starlette redirects to the path without it, and to http:// behind a proxy that ends TLS
+        scope["path"] = scope["path"].rstrip("/") or "/"
         headers = Headers(scope=scope)
         scope["embedllm.request_id"] = request_id = f"req_{os.urandom(12).hex()}"
         origin, status = headers.get("origin"), 0

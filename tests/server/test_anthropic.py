@@ -64,6 +64,15 @@ def test_the_conversation_of_claude_code_becomes_messages() -> None:
     assert "redacted_thinking" in last.warnings[1]
 
 
+def test_a_file_in_the_result_of_a_tool_is_noted_and_ends_no_session() -> None:
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+    use = {"type": "tool_use", "id": "a", "name": "Read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "a.pdf:"}, pdf]}
+    messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    found = messages_request({"messages": messages, "max_tokens": 1}).messages
+    assert found[-1]["content"] == "a.pdf:\n[a document, which this model cannot read]"
+
+
 @pytest.mark.parametrize(
     ("given", "becomes"),
     [

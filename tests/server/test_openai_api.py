@@ -163,6 +163,7 @@ def test_completions_are_the_librarys(served: Served, http: httpx.Client) -> Non
         ("/v1/chat/completions", {**GREEDY, "n": 1000}, "n", "128 is the most"),
         ("/v1/chat/completions", {**GREEDY, "functions": [{"name": "a"}]}, "functions", "Use tools"),
         ("/v1/chat/completions", {**GREEDY, "response_format": {"type": "poem"}}, None, "'poem'"),
+        ("/v1/chat/completions", {**GREEDY, "modalities": ["text", "audio"]}, "modalities.1", 'one of ["text"]'),
         ("/v1/chat/completions", {**GREEDY, "stream_options": {"include_usage": True}}, None, "stream=True"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", "not followed"),
         ("/v1/completions", {"prompt": "a", "best_of": 3}, "best_of", "best_of is 3"),
@@ -182,11 +183,17 @@ def test_a_request_that_cannot_be_followed_is_told_why(
     assert says in error["message"]
 
 
-def test_a_prompt_that_is_too_long_has_openais_code(http: httpx.Client) -> None:
+def test_a_prompt_that_is_too_long_has_the_code_and_the_words_that_clients_know_it_by(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "word " * 3000}]
     for stream in (False, True):
-        body = {"messages": [{"role": "user", "content": "word " * 5000}], "stream": stream}
-        response = http.post("/v1/chat/completions", json=body)
-        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+        response = http.post("/v1/chat/completions", json={"messages": messages, "stream": stream})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "maximum context length is 2048 tokens" in error["message"]  # LiteLLM, agents
+    response = http.post("/v1/messages", json={"messages": messages, "max_tokens": 1})
+    tokens = http.post("/v1/messages/count_tokens", json={"messages": messages}).json()["input_tokens"]
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"prompt is too long: {tokens} tokens > 2048 maximum")
 
 
 def test_what_clients_send_for_the_books_of_a_service_is_ignored(http: httpx.Client) -> None:

@@ -99,6 +99,15 @@ def test_paths_and_methods_that_there_are_not(http: httpx.Client) -> None:
     assert http.get("/v1/models/%2e%2e%2fetc").json()["error"]["code"] == "model_not_found"
 
 
+def test_a_slash_at_the_end_of_a_path_makes_no_redirect(http: httpx.Client) -> None:
+    """A redirect names http://, to which a client of a proxy that ends TLS would send its prompt in clear text."""
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
+    assert http.get("/health/").status_code == 200
+    body = {"messages": [{"role": "user", "content": "ls"}], "max_tokens": 1}
+    assert http.post("/v1/chat/completions/", json=body).status_code == 200
+    assert http.post("/v1/messages/?beta=true", json={**body, "model": "demo"}).status_code == 200
+
+
 def test_ready_and_the_request_id(served: Served, http: httpx.Client) -> None:
     ready = http.get("/ready")
     assert ready.json()["status"] == "ready"

@@ -55,6 +55,14 @@ def test_the_conversation_of_codex_becomes_messages() -> None:
     assert first.options.get("variables") == {"reasoning_effort": "medium"}
 
 
+def test_a_file_in_the_result_of_a_tool_is_noted_and_not_in_the_prompt() -> None:
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
+    call = {"type": "function_call", "call_id": "a", "name": "read", "arguments": "{}"}
+    output = [{"type": "input_text", "text": "a.pdf:"}, file]
+    found = read(input=[call, {"type": "function_call_output", "call_id": "a", "output": output}])
+    assert found.messages[-1]["content"] == "a.pdf:\n[a file, which this model cannot read]"
+
+
 def test_tool_choice() -> None:
     tools = [{"type": "function", "name": name} for name in "ab"]
     for choice, becomes in (("required", "required"), ("none", "none"), ({"type": "function", "name": "a"}, "a")):

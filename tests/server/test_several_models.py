@@ -88,12 +88,15 @@ def test_an_error_within_a_stream_ends_it_in_the_form_of_its_dialect() -> None:
                 body = {"messages": ASK, "input": "list files", "max_tokens": 1900, "max_output_tokens": 1900,
                         "output_config": form, "text": form, "stream": True}  # fmt: skip
                 lines: dict[str, list[str]] = {}
+                request_ids: dict[str, str] = {}
                 for path in ("/v1/messages", "/v1/responses"):
                     response = await http.post(path, json=body)
                     assert response.status_code == 200
                     lines[path] = [line for line in response.text.split("\n") if line]
+                    request_ids[path] = response.headers["request-id"]
                 assert lines["/v1/messages"][-2] == "event: error"
                 assert '"type":"timeout_error"' in lines["/v1/messages"][-1]
+                assert f'"request_id":"{request_ids["/v1/messages"]}"' in lines["/v1/messages"][-1]
                 assert lines["/v1/responses"][-2] == "event: response.failed"
                 assert '"status":"failed"' in lines["/v1/responses"][-1]
                 assert '"code":"server_error"' in lines["/v1/responses"][-1]

@@ -41,7 +41,8 @@ export function known(schema, path) {
   if (typeof schema !== "object" || schema === null || Array.isArray(schema)) {
     throw new RangeError(`JSON schema: ${path} is ${JSON.stringify(schema)}; expected an object, true or false`);
   }
-  for (const keyword of Object.keys(schema)) {
+  for (const [keyword, value] of Object.entries(schema)) {
+    if (keyword === "uniqueItems" && value === false) continue; // as without it
     if (!FOLLOWED.has(keyword) && !IGNORED.has(keyword) && !keyword.startsWith("x-")) {
       throw refused(keyword, path, "is not supported. Leave it out and check the reply yourself, or say it otherwise.");
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import unquote
 
+from embedllm.sampling.structured.exclusive import exclude_each_other
 from embedllm.sampling.structured.regex_classes import ecma_classes
 
 if TYPE_CHECKING:
@@ -100,7 +101,12 @@ class _Reader:
         for keyword, value in schema.items():
             if keyword in _ANNOTATIONS or keyword.startswith("x-") or (keyword == "$id" and path == "#"):
                 continue
-            keywords[keyword] = self._part(keyword, value, path, depth + 1)
+            if keyword == "uniqueItems" and value is False:  # as without it
+                continue
+            part = self._part(keyword, value, path, depth + 1)
+            is_apart = keyword == "oneOf" and isinstance(value, list) and exclude_each_other(value, self._resolved)
+            # the same where nothing fulfils two of them; the engine does not look behind references
+            keywords["anyOf" if is_apart and "anyOf" not in schema else keyword] = part
         _check_counts(keywords, path)
         return keywords | _narrowed(keywords)
 
@@ -136,6 +142,15 @@ class _Reader:
             name = self._names[reference] = str(len(self._names))
             self.definitions[name] = self.read(self._target(reference, path), reference, 0)
         return f"#/$defs/{self._names[reference]}"
+
+    def _resolved(self, schema: JSON) -> JSON:
+        """A schema itself, not a reference to it; what stands beside the reference is left out: it only narrows."""
+        for _ in range(DEEPEST):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                return schema
+            reference = schema["$ref"]
+            schema = self._root if reference == "#" else self._target(str(reference), "#")
+        return True  # it leads back to itself
 
     def _target(self, reference: str, path: str) -> JSON:
         target: JSON = self._root

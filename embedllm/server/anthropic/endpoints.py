@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from embedllm.generation.run_in_thread import run_in_thread
@@ -58,7 +59,7 @@ async def create(exchange: Exchange, body: Mapping[str, Any]) -> None:
         replies = await begin(exchange, lease, [request.messages], request.options, one_call=request.one_call,
                               response_id=head.id)  # fmt: skip
         if body.get("stream", False):
-            await exchange.stream(_events(EventWriter(head), replies), _stream_error)
+            await exchange.stream(_events(EventWriter(head), replies), partial(_stream_error, exchange))
             return
         async with aclosing(aiter(replies)) as stream:
             chunks = [chunk async for _, chunk in stream]
@@ -72,8 +73,8 @@ async def _events(writer: EventWriter, replies: Replies) -> AsyncGenerator[bytes
                 yield event(one, str(one["type"]))
 
 
-def _stream_error(error: ApiError) -> bytes:
-    return event(error.body("anthropic", ""), "error")
+def _stream_error(exchange: Exchange, error: ApiError) -> bytes:
+    return event(error.body("anthropic", exchange.request_id), "error")
 
 
 async def count_tokens(exchange: Exchange, body: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _BILLING = "x-anthropic-billing-header:"  # Claude Code's first block, which changes with every request
 _NO_IMAGE = "[an image, which this model cannot see]"
+_NO_DOCUMENT = "[a document, which this model cannot read]"
 _ERROR = "Error: "
 
 
@@ -149,7 +150,7 @@ def _image(block: Mapping[str, Any], where: str) -> Piece:
 
 
 def _result(content: object, where: str) -> str:
-    """Of a tool: an image in it is one of many things that came by itself, so it is no error."""
+    """Of a tool: an image or a PDF in it is one of many things that came by themselves, so it is no error."""
     if content is None or isinstance(content, str):
         return content or ""
     texts: list[str] = []
@@ -157,6 +158,8 @@ def _result(content: object, where: str) -> str:
         match block.get("type"):
             case "image":
                 texts.append(_NO_IMAGE)
+            case "document" if _source_type(block) not in ("text", "content"):
+                texts.append(_NO_DOCUMENT)
             case "tool_reference":
                 texts.append(_text(block, "tool_name", f"{where}.content.{place}"))
             case _:
@@ -181,6 +184,11 @@ def _readable(block: Mapping[str, Any], where: str) -> str:
                 return "\n".join([*_title(block), _result(source.get("content"), f"{where}.source")])
             raise ValueError(f"{where} is a document that is no text; this model reads text only.")
     raise ValueError(f"{where} is of the type {kind!r:.80}; this model reads text only.")
+
+
+def _source_type(block: Mapping[str, Any]) -> object:
+    source = block.get("source")
+    return source.get("type") if isinstance(source, Mapping) else None
 
 
 def _title(block: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,12 @@ from embedllm.server.endpoint import Endpoint, Exchange, event
 from embedllm.server.openai_api import wire
 from embedllm.server.replies import Replies, begin, spelling
 
-_BODY = Body(name="ChatCompletionRequest", required=("messages",), properties=CHAT_PARAMETERS, unfollowed=UNFOLLOWED)
+_BODY = Body(
+    name="ChatCompletionRequest",
+    required=("messages",),
+    properties={**CHAT_PARAMETERS, "modalities": array({"type": "string", "enum": ["text"]})},  # no audio
+    unfollowed=UNFOLLOWED,
+)
 
 
 async def chat_completions(exchange: Exchange, body: Mapping[str, Any]) -> None:

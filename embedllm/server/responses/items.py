@@ -22,6 +22,13 @@ _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develop
 _MARK = "embedllm:"  # begins the encrypted_content that is made here
 _UNANSWERED = "error: the call was not approved."
 _NO_IMAGE = "[an image, which this model cannot see]"
+# parts of the results of tools by their types, for which the model reads a note: else all their base64
+_UNREADABLE = {
+    "input_image": _NO_IMAGE,
+    "image": _NO_IMAGE,
+    "input_file": "[a file, which this model cannot read]",
+    "input_audio": "[audio, which this model cannot hear]",
+}
 
 
 def pack_reasoning(text: str) -> str:
@@ -286,7 +293,7 @@ def _part_text(part: Mapping[str, Any], where: str) -> str:
 
 
 def _output(output: object, where: str) -> str:
-    """Of a tool: an image in it is one of many things that came by itself, so it is no error."""
+    """Of a tool: an image or a file in it is one of many things that came by themselves, so it is no error."""
     if output is None or isinstance(output, str):
         return output or ""
     if isinstance(output, Mapping):
@@ -296,8 +303,8 @@ def _output(output: object, where: str) -> str:
         text = part.get("text")
         if isinstance(text, str):
             texts.append(text)
-        elif part.get("type") in ("input_image", "image"):
-            texts.append(_NO_IMAGE)
+        elif isinstance(kind := part.get("type"), str) and kind in _UNREADABLE:
+            texts.append(_UNREADABLE[kind])
         else:  # what a shell wrote
             texts.append(json.dumps(part, ensure_ascii=False))
     return "\n".join(texts)

@@ -49,6 +49,50 @@ def test_what_is_not_followed_is_refused_by_name_and_place(schema: Mapping[str, 
         followed(schema)
 
 
+def test_a_keyword_that_demands_nothing_is_left_out() -> None:
+    """uniqueItems is false by default; descriptions of HTTP APIs write it out."""
+    assert followed({"type": "array", "uniqueItems": False}) == {"type": "array"}
+
+
+def kind(value: object, **properties: object) -> dict[str, Any]:
+    """An object as pydantic describes the classes of a discriminated union."""
+    return {"type": "object", "properties": {"kind": {"const": value}, **properties}, "required": ["kind"]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_apart"),
+    [
+        (kind("a"), kind("b"), True),
+        (kind("a"), kind("a"), False),
+        (kind("a"), {**kind("b"), "required": []}, False),
+        (kind("a"), {**kind("b"), "type": ["object", "null"]}, True),
+        ({**kind("a"), "type": ["object", "null"]}, {**kind("b"), "type": ["object", "null"]}, False),
+        (kind("a"), {**kind("b"), "properties": {"kind": {"$ref": "#/$defs/b"}}}, True),
+        ({"properties": {"kind": {"const": "a"}}, "required": ["kind"]}, kind("b"), False),  # a number fulfils it
+        ({"type": "integer"}, {"type": "number"}, False),
+        ({"type": "integer"}, {"type": ["string", "null"]}, True),
+        ({"enum": [1, 2]}, {"enum": [3]}, True),
+        ({"enum": [1, 2]}, {"const": 2.0}, False),
+        ({}, False, True),
+        ({"type": "string"}, True, False),
+        ({"$ref": "#/$defs/one"}, {"type": "string"}, False),  # which leads back to itself
+    ],
+)
+def test_one_of_what_excludes_each_other_is_any_of_it(one: Any, other: Any, are_apart: bool) -> None:  # noqa: ANN401
+    parts = [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/other"}]
+    found = followed({"oneOf": parts, "$defs": {"one": one, "other": other, "b": {"enum": ["b", "c"]}}})
+    assert isinstance(found, dict)
+    assert ("anyOf" in found, "oneOf" in found) == (are_apart, not are_apart)
+
+
+def test_a_union_may_contain_itself() -> None:
+    union: Any = {"oneOf": [{"$ref": "#/$defs/number"}, {"$ref": "#/$defs/sum"}]}
+    defined = {"number": kind("number"), "sum": kind("sum", left={"$ref": "#"}, right={"$ref": "#"})}
+    found = followed({**union, "$defs": defined})
+    assert isinstance(found, dict)
+    assert "oneOf" not in found
+
+
 def test_a_schema_that_may_stop_containing_itself_stays_as_it_is() -> None:
     schema: Any = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": {"$ref": "#"}}
     assert followed(schema) == schema

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import pytest
@@ -101,6 +101,15 @@ def test_a_reply_that_is_cut_off_says_so(tiny: embedllm.Model) -> None:
 def test_what_cannot_be_followed_is_refused_before_anything_runs(tiny: embedllm.Model) -> None:
     with pytest.raises(ValueError, match="'uniqueItems' at # is not supported"):
         tiny.stream("hi", response_format=as_format({"type": "array", "uniqueItems": True}))
+
+
+def test_a_discriminated_union_of_pydantic_is_followed(tiny: embedllm.Model) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    cat, dog = (pydantic.create_model(kind, kind=(Literal[kind], ...)) for kind in ("cat", "dog"))
+    pet = pydantic.create_model("Pet", pet=(Annotated[cat | dog, pydantic.Field(discriminator="kind")], ...))
+    assert '"oneOf"' in json.dumps(pet.model_json_schema())
+    reply = tiny.generate("hi", response_format=pet, max_tokens=100)
+    assert reply.parse(pet).pet.kind in ("cat", "dog")
 
 
 def test_a_pydantic_class_reads_its_reply(tiny: embedllm.Model) -> None:

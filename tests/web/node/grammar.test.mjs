@@ -57,6 +57,7 @@ test("a schema's own examples can be said", () => {
       { type: "array", prefixItems: [{ const: 1 }, { type: "null" }], items: { type: "boolean" } },
       ["[]", "[1]", "[1, null]", "[1,null,true,false]"],
     ],
+    [{ type: "array", items: { const: 1 }, uniqueItems: false }, ["[1, 1]"]],
     [{}, ['{"a": [1, -2.5e3, "x", {"b": null}]}', "true", "[[[]]]"]],
   ]) {
     for (const text of texts)
