@@ -329,6 +329,30 @@ def test_a_strict_policy_lets_all_through(
     assert [line for line in page.console if "Content Security Policy" in line and "data:," not in line] == []
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_page_that_came_over_plain_http_answers_too(
+    engine: str, browser: Browser, web_server: WebServer, tiny: str, places: dict[str, str]
+) -> None:
+    page = browser.context().page(web_server.plain(f"{web_server.url}/tests/blank.html"))
+    urls = {name: web_server.plain(address) for name, address in places.items()}
+    assert run(page, "return isSecureContext;") is False
+    run(page, OPEN, {"url": web_server.plain(tiny), "engine": engine, "urls": urls})
+    asked = """
+    const options = { temperature: 0, max_tokens: 5 };
+    const talks = [llm.conversation(), llm.conversation()];
+    for await (const { text } of talks[0].say("x", options)) void text;
+    const messages = [{ role: "user", content: "x" }];
+    const { id, choices } = await llm.chat.completions.create({ messages, ...options });
+    return { ids: new Set([...talks.map((talk) => talk.id), id]).size, said: talks[0].messages.at(-1).content,
+      again: choices[0].message.content, save: await failure(() => talks[0].save("a")) };
+    """
+    found = run(page, asked)
+    assert found["ids"] == 3
+    assert found["said"] == found["again"] != ""
+    assert "the page came over plain http" in found["save"]["message"]
+    assert any("kept in memory only" in line and "plain http" in line for line in page.console)
+
+
 def test_workers_of_a_library_on_another_origin_leave_no_blob(
     page: Page, web_server: WebServer, places: dict[str, str]
 ) -> None:

@@ -213,6 +213,16 @@ def test_it_works_offline_after_one_visit(browser: Browser, url: str, web_server
     assert {request.path for request in web_server.requests()} <= {"/chat/service_worker.js"}
 
 
+def test_it_answers_over_plain_http(browser: Browser, url: str, web_server: WebServer) -> None:
+    chat = ChatPage(browser.context(), web_server.plain(url))
+    chat.load()
+    assert "ls -lhS" in chat.ask(QUESTION)
+    chat.page.click(".block-bar button")
+    until(lambda: chat.page.text(".block-bar button") == "Not allowed")
+    chat.page.click("#new")
+    until(lambda: len(chat.page.texts("#chats option")) == 2)
+
+
 def test_the_engine_python_gives_the_same_reply(
     browser: Browser, web_server: WebServer, node_modules: Path, python_wheels: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import { hasImages } from "../images/parts.js";
 import { postable, storable } from "../images/posting.js";
+import { newId } from "./new_id.js";
 import { replyOf, messagesOf } from "./options.js";
 
 /**
@@ -52,7 +53,7 @@ export class Conversation {
       history.unshift({ role: "system", content: system });
     }
     /** Of the page's choice, or one that no other has. */
-    this.id = id ?? crypto.randomUUID();
+    this.id = id ?? newId();
     /** The history; it may be changed between turns, and what it no longer shares with the cache is computed again. */
     this.messages = history;
     this.#speaker = speaker;
