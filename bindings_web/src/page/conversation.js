@@ -4,6 +4,7 @@ import { hasImages } from "../images/parts.js";
 import { postable, storable } from "../images/posting.js";
 import { newId } from "./new_id.js";
 import { replyOf, messagesOf } from "./options.js";
+import { plain } from "./plain.js";
 
 /**
  * @import { Chunk, Message, Params, Plain, Reply } from "../worker/protocol.js"
@@ -45,7 +46,7 @@ export class Conversation {
 
   /** @param {Speaker} speaker @param {ConversationOptions} options @param {number} [key] of its KV in the worker */
   constructor(speaker, { id, system, messages, tools, variables } = {}, key = ++last) {
-    const history = messages?.length ? structuredClone(messagesOf(messages)) : [];
+    const history = messages?.length ? plain(messagesOf(messages)) : [];
     if (system !== undefined && system !== null) {
       if (history[0]?.role === "system") {
         throw new RangeError("messages begin with the role 'system' already; leave out 'system'.");
@@ -92,7 +93,7 @@ export class Conversation {
         const areTaken = this.#speaker.takesImages();
         messages = await postable(messages, areTaken);
         if (areTaken) said = await storable(messages[messages.length - 1]);
-      } else said = structuredClone(said);
+      } else said = plain(said);
       const reply = replyOf(messages, { ...options, tools, variables }, this.#key);
       for await (const chunk of this.#speaker.stream(reply, options.signal)) {
         content += chunk.text;
@@ -126,7 +127,7 @@ export class Conversation {
     const given = { id: this.id, messages: this.messages };
     if (this.#tools) Object.assign(given, { tools: this.#tools });
     if (this.#variables) Object.assign(given, { variables: this.#variables });
-    const saved = structuredClone(given);
+    const saved = plain(given);
     return name === undefined ? saved : this.#write(name, saved);
   }
 
