@@ -196,13 +196,16 @@ test("leaving the loop ends the reply", async () => {
   llm.close();
 });
 
-test("sixteen requests may wait", async () => {
+test("sixteen requests may wait, beside conversations that are closed", async () => {
   const { llm, engine } = await loaded();
   engine().hold();
   const controller = new AbortController();
   setMaxListeners(20, controller.signal);
   const options = { signal: controller.signal };
-  const held = Array.from({ length: 17 }, () => llm.generate("x", options));
+  const held = [llm.generate("x", options)];
+  await settled();
+  for (let count = 0; count < 20; count++) llm.conversation().close();
+  while (held.length < 17) held.push(llm.generate("x", options));
   await assert.rejects(llm.generate("x"), { name: "EmbedError", message: /16 requests wait already/ });
   controller.abort();
   for (const one of held) assert.equal((await one).finish_reason, "cancelled");
