@@ -82,7 +82,7 @@ export class Conversation {
    */
   async *say(text, options = {}) {
     this.#checkIdle();
-    let said = typeof text === "string" ? { role: "user", content: text } : text;
+    let said = typeof text === "string" ? { role: "user", content: text } : plain(text);
     const [tools, variables] = [options.tools ?? this.#tools, options.variables ?? this.#variables];
     let content = "";
     let isSaid = false;
@@ -93,7 +93,7 @@ export class Conversation {
         const areTaken = this.#speaker.takesImages();
         messages = await postable(messages, areTaken);
         if (areTaken) said = await storable(messages[messages.length - 1]);
-      } else said = plain(said);
+      }
       const reply = replyOf(messages, { ...options, tools, variables }, this.#key);
       for await (const chunk of this.#speaker.stream(reply, options.signal)) {
         content += chunk.text;
