@@ -353,6 +353,23 @@ def test_a_page_that_came_over_plain_http_answers_too(
     assert any("kept in memory only" in line and "plain http" in line for line in page.console)
 
 
+def test_addresses_may_be_relative_in_a_worker_of_the_page_too(
+    page: Page, tiny: str, web_server: WebServer, places: dict[str, str]
+) -> None:
+    asked = """
+    const { EmbedLLM } = await import("/src/index.js");
+    const { url, urls } = argument;
+    const llm = await EmbedLLM.load(url, { engine: "javascript", device: "wasm", urls });
+    const { tokens } = await llm.generate("x", { max_tokens: 3, stop_tokens: [] });
+    llm.close();
+    const listed = await EmbedLLM.cache.list({ urls });
+    return { count: tokens.length, listed: listed.map((model) => model.url), isRemoved: await EmbedLLM.cache.remove(url, { urls }) };
+    """
+    relative = {name: address.removeprefix(web_server.url) for name, address in places.items()}
+    found = page.in_worker(asked, {"url": tiny.removeprefix(web_server.url), "urls": relative})
+    assert found == {"count": 3, "listed": [tiny], "isRemoved": True}
+
+
 def test_workers_of_a_library_on_another_origin_leave_no_blob(
     page: Page, web_server: WebServer, places: dict[str, str]
 ) -> None:

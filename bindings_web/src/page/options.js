@@ -75,7 +75,7 @@ export function addressOf(url) {
 }
 
 /** What addresses are relative to. */
-const base = () => globalThis.document?.baseURI ?? globalThis.location?.href;
+export const base = () => globalThis.document?.baseURI ?? globalThis.location?.href;
 
 /**
  * Options without those that are null or undefined. Throws RangeError for a name that is not known.
