@@ -363,7 +363,8 @@ def test_addresses_may_be_relative_in_a_worker_of_the_page_too(
     const { tokens } = await llm.generate("x", { max_tokens: 3, stop_tokens: [] });
     llm.close();
     const listed = await EmbedLLM.cache.list({ urls });
-    return { count: tokens.length, listed: listed.map((model) => model.url), isRemoved: await EmbedLLM.cache.remove(url, { urls }) };
+    const isRemoved = await EmbedLLM.cache.remove(url, { urls });
+    return { count: tokens.length, listed: listed.map((model) => model.url), isRemoved };
     """
     relative = {name: address.removeprefix(web_server.url) for name, address in places.items()}
     found = page.in_worker(asked, {"url": tiny.removeprefix(web_server.url), "urls": relative})
