@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -351,6 +352,26 @@ def test_a_page_that_came_over_plain_http_answers_too(
     assert found["said"] == found["again"] != ""
     assert "the page came over plain http" in found["save"]["message"]
     assert any("kept in memory only" in line and "plain http" in line for line in page.console)
+
+
+def test_a_site_that_may_store_nothing_answers_too(
+    browser: Browser, whole_chromium: str, web_server: WebServer, tmp_path: Path, tiny: str, places: dict[str, str]
+) -> None:
+    """As Chromium's settings have it, for all sites or for pages in frames of others."""
+    (tmp_path / "Default").mkdir()
+    settings = {"profile": {"default_content_setting_values": {"cookies": 2}}}
+    (tmp_path / "Default" / "Preferences").write_text(json.dumps(settings), encoding="utf-8")
+    page = browser.context(tmp_path, program=whole_chromium).page(f"{web_server.url}/tests/blank.html")
+    run(page, OPEN, {"url": tiny, "engine": "javascript", "urls": places})
+    asked = """
+    const talk = llm.conversation();
+    for await (const { text } of talk.say("x", { max_tokens: 3 })) void text;
+    return { count: talk.messages.length, save: await failure(() => talk.save("a")),
+      listed: await EmbedLLM.cache.list({ urls }) };
+    """
+    found = run(page, asked)
+    assert (found["count"], found["listed"]) == (2, [])
+    assert "conversations cannot be stored here" in found["save"]["message"]
 
 
 def test_addresses_may_be_relative_in_a_worker_of_the_page_too(
