@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import ROOT, WebServer
+from tests.web.support.stored import store_nothing
 
 pytestmark = pytest.mark.browser
 
@@ -357,10 +357,7 @@ def test_a_page_that_came_over_plain_http_answers_too(
 def test_a_site_that_may_store_nothing_answers_too(
     browser: Browser, whole_chromium: str, web_server: WebServer, tmp_path: Path, tiny: str, places: dict[str, str]
 ) -> None:
-    """As Chromium's settings have it, for all sites or for pages in frames of others."""
-    (tmp_path / "Default").mkdir()
-    settings = {"profile": {"default_content_setting_values": {"cookies": 2}}}
-    (tmp_path / "Default" / "Preferences").write_text(json.dumps(settings), encoding="utf-8")
+    store_nothing(tmp_path)
     page = browser.context(tmp_path, program=whole_chromium).page(f"{web_server.url}/tests/blank.html")
     run(page, OPEN, {"url": tiny, "engine": "javascript", "urls": places})
     asked = """
