@@ -51,7 +51,7 @@ TURNS = """async ([url, other]) => {
   };
   for (const [kind, part] of Object.entries(parts)) {
     const talk = llm.conversation();
-    const content = [part, { type: "text", text: "Read the word." }];
+    const content = [part, new Proxy({ type: "text", text: "Read the word." }, {})]; // as in the state of a framework
     for await (const _ of talk.say({ role: "user", content }, options));
     for await (const _ of talk.say("What colour is it?", options));
     const [{ content: [kept, text] }, first, , second] = talk.messages;

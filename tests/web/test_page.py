@@ -16,6 +16,7 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.probes import probed
 from tests.web.support.server import ROOT, WebServer
+from tests.web.support.stored import store_nothing
 
 pytestmark = pytest.mark.browser
 
@@ -327,6 +328,65 @@ def test_a_strict_policy_lets_all_through(
     asked = "return (await llm.generate([{ role: 'user', content: 'x' }], { stop_tokens: [], max_tokens: 5 })).tokens;"
     assert len(run(page, asked)) == 5
     assert [line for line in page.console if "Content Security Policy" in line and "data:," not in line] == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_page_that_came_over_plain_http_answers_too(
+    engine: str, browser: Browser, web_server: WebServer, tiny: str, places: dict[str, str]
+) -> None:
+    page = browser.context().page(web_server.plain(f"{web_server.url}/tests/blank.html"))
+    urls = {name: web_server.plain(address) for name, address in places.items()}
+    assert run(page, "return isSecureContext;") is False
+    run(page, OPEN, {"url": web_server.plain(tiny), "engine": engine, "urls": urls})
+    asked = """
+    const options = { temperature: 0, max_tokens: 5 };
+    const talks = [llm.conversation(), llm.conversation()];
+    for await (const { text } of talks[0].say("x", options)) void text;
+    const messages = [{ role: "user", content: "x" }];
+    const { id, choices } = await llm.chat.completions.create({ messages, ...options });
+    return { ids: new Set([...talks.map((talk) => talk.id), id]).size, said: talks[0].messages.at(-1).content,
+      again: choices[0].message.content, save: await failure(() => talks[0].save("a")) };
+    """
+    found = run(page, asked)
+    assert found["ids"] == 3
+    assert found["said"] == found["again"] != ""
+    assert "the page came over plain http" in found["save"]["message"]
+    assert any("kept in memory only" in line and "plain http" in line for line in page.console)
+
+
+def test_a_site_that_may_store_nothing_answers_too(
+    browser: Browser, whole_chromium: str, web_server: WebServer, tmp_path: Path, tiny: str, places: dict[str, str]
+) -> None:
+    store_nothing(tmp_path)
+    page = browser.context(tmp_path, program=whole_chromium).page(f"{web_server.url}/tests/blank.html")
+    run(page, OPEN, {"url": tiny, "engine": "javascript", "urls": places})
+    asked = """
+    const talk = llm.conversation();
+    for await (const { text } of talk.say("x", { max_tokens: 3 })) void text;
+    return { count: talk.messages.length, save: await failure(() => talk.save("a")),
+      listed: await EmbedLLM.cache.list({ urls }) };
+    """
+    found = run(page, asked)
+    assert (found["count"], found["listed"]) == (2, [])
+    assert "conversations cannot be stored here" in found["save"]["message"]
+
+
+def test_addresses_may_be_relative_in_a_worker_of_the_page_too(
+    page: Page, tiny: str, web_server: WebServer, places: dict[str, str]
+) -> None:
+    asked = """
+    const { EmbedLLM } = await import("/src/index.js");
+    const { url, urls } = argument;
+    const llm = await EmbedLLM.load(url, { engine: "javascript", device: "wasm", urls });
+    const { tokens } = await llm.generate("x", { max_tokens: 3, stop_tokens: [] });
+    llm.close();
+    const listed = await EmbedLLM.cache.list({ urls });
+    const isRemoved = await EmbedLLM.cache.remove(url, { urls });
+    return { count: tokens.length, listed: listed.map((model) => model.url), isRemoved };
+    """
+    relative = {name: address.removeprefix(web_server.url) for name, address in places.items()}
+    found = page.in_worker(asked, {"url": tiny.removeprefix(web_server.url), "urls": relative})
+    assert found == {"count": 3, "listed": [tiny], "isRemoved": True}
 
 
 def test_workers_of_a_library_on_another_origin_leave_no_blob(

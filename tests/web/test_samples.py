@@ -14,6 +14,7 @@ from tests.web.support.calls import LONG_S, until
 from tests.web.support.chat_page import ChatPage, packing, serve_sample
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, Fault, WebServer
+from tests.web.support.stored import store_nothing
 
 pytestmark = pytest.mark.browser
 
@@ -211,6 +212,27 @@ def test_it_works_offline_after_one_visit(browser: Browser, url: str, web_server
     assert "ls -lhS" in chat.ask(QUESTION)
     # browsers look for a new service worker past the emulation of a broken network
     assert {request.path for request in web_server.requests()} <= {"/chat/service_worker.js"}
+
+
+def test_it_answers_over_plain_http(browser: Browser, url: str, web_server: WebServer) -> None:
+    chat = ChatPage(browser.context(), web_server.plain(url))
+    chat.load()
+    assert "ls -lhS" in chat.ask(QUESTION)
+    chat.page.click(".block-bar button")
+    until(lambda: chat.page.text(".block-bar button") == "Not allowed")
+    chat.page.click("#new")
+    until(lambda: len(chat.page.texts("#chats option")) == 2)
+
+
+def test_it_answers_where_nothing_may_be_stored(
+    browser: Browser, whole_chromium: str, url: str, tmp_path: Path
+) -> None:
+    store_nothing(tmp_path)
+    page = browser.context(tmp_path, program=whole_chromium).page(url)
+    page.wait_for("html[data-ready]", state="attached")
+    page.click("#load")
+    page.wait_for("#send:enabled", patience_s=LONG_S)
+    assert "demo runs on wasm" in page.text("#status")
 
 
 def test_the_engine_python_gives_the_same_reply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import random
@@ -446,6 +447,26 @@ def test_a_server_without_ranges_is_asked_from_the_start(web_server: WebServer, 
     assert awaited(loading, "the load")["sha256"] == digest(WEIGHTS)
     assert ranges(web_server) == [None, "bytes=400000-"]
     assert [request.status for request in web_server.requests(PATH)] == [200, 200]
+
+
+def test_a_text_that_is_stored_packed_is_asked_from_the_start(
+    web_server: WebServer, page: Page, tmp_path: Path
+) -> None:
+    """As on object stores: ranges are then of the packed bytes, and the browser cannot unpack what comes by one."""
+    text = json.dumps(random.Random(7).randbytes(300_000).hex()).encode()
+    files = write_model(tmp_path / "tiny")["files"] | {"tokenizer.json": {"bytes": len(text), "sha256": digest(text)}}
+    write_model(tmp_path / "tiny", files=files)
+    (tmp_path / "tiny" / "tokenizer.json").write_bytes(gzip.compress(text, mtime=0))
+    url, path = web_server.serve("/models/tiny", tmp_path / "tiny"), "/models/tiny/tokenizer.json"
+    web_server.headers(path, {"Content-Encoding": "gzip"})
+    web_server.fault(path, Fault(hold_after=100_000, cut_after=100_000, times=1))
+    loading = page.start_in_worker(LOAD, url)
+    until_stored(page, digest(text) + ".part", 100_000)
+    web_server.release(path)
+    assert awaited(loading, "the load")["texts"]["tokenizer.json"] == text.decode()
+    first, *resumed, last = ranges(web_server, path)
+    assert (first, last) == (None, None)
+    assert len(resumed) == 2
 
 
 def test_a_server_without_ranges_that_always_stops_is_given_up(web_server: WebServer, page: Page, url: str) -> None:

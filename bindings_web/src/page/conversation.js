@@ -2,7 +2,9 @@
 
 import { hasImages } from "../images/parts.js";
 import { postable, storable } from "../images/posting.js";
+import { newId } from "./new_id.js";
 import { replyOf, messagesOf } from "./options.js";
+import { plain } from "./plain.js";
 
 /**
  * @import { Chunk, Message, Params, Plain, Reply } from "../worker/protocol.js"
@@ -44,7 +46,7 @@ export class Conversation {
 
   /** @param {Speaker} speaker @param {ConversationOptions} options @param {number} [key] of its KV in the worker */
   constructor(speaker, { id, system, messages, tools, variables } = {}, key = ++last) {
-    const history = messages?.length ? structuredClone(messagesOf(messages)) : [];
+    const history = messages?.length ? plain(messagesOf(messages)) : [];
     if (system !== undefined && system !== null) {
       if (history[0]?.role === "system") {
         throw new RangeError("messages begin with the role 'system' already; leave out 'system'.");
@@ -52,7 +54,7 @@ export class Conversation {
       history.unshift({ role: "system", content: system });
     }
     /** Of the page's choice, or one that no other has. */
-    this.id = id ?? crypto.randomUUID();
+    this.id = id ?? newId();
     /** The history; it may be changed between turns, and what it no longer shares with the cache is computed again. */
     this.messages = history;
     this.#speaker = speaker;
@@ -80,7 +82,7 @@ export class Conversation {
    */
   async *say(text, options = {}) {
     this.#checkIdle();
-    let said = typeof text === "string" ? { role: "user", content: text } : text;
+    let said = typeof text === "string" ? { role: "user", content: text } : plain(text);
     const [tools, variables] = [options.tools ?? this.#tools, options.variables ?? this.#variables];
     let content = "";
     let isSaid = false;
@@ -91,7 +93,7 @@ export class Conversation {
         const areTaken = this.#speaker.takesImages();
         messages = await postable(messages, areTaken);
         if (areTaken) said = await storable(messages[messages.length - 1]);
-      } else said = structuredClone(said);
+      }
       const reply = replyOf(messages, { ...options, tools, variables }, this.#key);
       for await (const chunk of this.#speaker.stream(reply, options.signal)) {
         content += chunk.text;
@@ -125,7 +127,7 @@ export class Conversation {
     const given = { id: this.id, messages: this.messages };
     if (this.#tools) Object.assign(given, { tools: this.#tools });
     if (this.#variables) Object.assign(given, { variables: this.#variables });
-    const saved = structuredClone(given);
+    const saved = plain(given);
     return name === undefined ? saved : this.#write(name, saved);
   }
 

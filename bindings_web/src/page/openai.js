@@ -1,6 +1,7 @@
 // llm.chat.completions.create(): requests and answers in the shapes of OpenAI's API.
 
 import { isImagePart } from "../images/parts.js";
+import { newId } from "./new_id.js";
 
 /**
  * @import { Chunk, Message, Plain, Statistics } from "../worker/protocol.js"
@@ -118,7 +119,7 @@ export class Completions {
     const { messages, options } = translated(request);
     const chunks = throwingWhenAborted(this.#model.chat(messages, { ...options, signal }), signal);
     const created = Math.floor(Date.now() / 1000);
-    const head = { id: `chatcmpl-${crypto.randomUUID()}`, created, model: this.#model.name() };
+    const head = { id: `chatcmpl-${newId()}`, created, model: this.#model.name() };
     if (request.stream) return deltas(chunks, head, request.stream_options?.include_usage === true);
     let content = "";
     /** @type {Chunk | undefined} */

@@ -2,6 +2,7 @@
 
 import { PackageError } from "../errors.js";
 import { checkedUrls } from "../libraries.js";
+import { plain } from "./plain.js";
 
 /** @import { Load, Message, Plain, Reply } from "../worker/protocol.js" */
 
@@ -58,10 +59,10 @@ export function loadOf(url, options) {
   if (engine !== "python" && engine !== "javascript") {
     throw new RangeError(`engine is '${engine}'; expected 'python' or 'javascript'.`);
   }
-  return {
+  return plain({
     url: addressOf(url), engine, device, threads: whole("threads", threads, 0) ?? 0, context: whole("context", context, 2),
     urls: checkedUrls(urls, base()), parse_special,
-  };
+  });
 }
 
 /** The address of a folder, whole. Throws PackageError where it is none. @param {string | URL} url */
@@ -74,7 +75,7 @@ export function addressOf(url) {
 }
 
 /** What addresses are relative to. */
-const base = () => globalThis.document?.baseURI ?? globalThis.location?.href;
+export const base = () => globalThis.document?.baseURI ?? globalThis.location?.href;
 
 /**
  * Options without those that are null or undefined. Throws RangeError for a name that is not known.
@@ -108,7 +109,7 @@ export function replyOf(prompt, options, conversation) {
     throw new RangeError(`seed is ${given.seed}; expected a whole number of at most 2^53 - 1.`);
   }
   const of = (/** @type {string} */ name, /** @type {any} */ other) => given[name] ?? other;
-  return {
+  return plain({
     prompt: promptOf(prompt),
     sampling: Object.fromEntries(SAMPLING.filter((name) => Object.hasOwn(given, name)).map((name) => [name, given[name]])),
     max_tokens: whole("max_tokens", of("max_tokens", null), 1),
@@ -122,7 +123,7 @@ export function replyOf(prompt, options, conversation) {
     continue_final_message: of("continue_final_message", false) === true,
     response_format: given.response_format === undefined ? null : object("response_format", given.response_format),
     conversation,
-  };
+  });
 }
 
 /**
@@ -150,7 +151,7 @@ const areMessages = (prompt) => Array.isArray(prompt) && prompt.length > 0 && ty
 function promptOf(prompt) {
   if (typeof prompt === "string") return prompt;
   if (areMessages(prompt)) return messagesOf(prompt);
-  if (Array.isArray(prompt) || ArrayBuffer.isView(prompt)) return tokens("the prompt", prompt);
+  if (isList(prompt)) return tokens("the prompt", prompt);
   throw new RangeError(`the prompt is ${shown(prompt)}; expected a text, a list of messages or a list of token ids.`);
 }
 
@@ -184,9 +185,12 @@ function objects(name, value) {
   throw new RangeError(`${name} is ${shown(value)}; expected a list of objects.`);
 }
 
-/** @param {string} name @param {any} value @returns {number[]} */
+/** @param {any} value @returns {value is ArrayLike<any>} */
+const isList = (value) => Array.isArray(value) || ArrayBuffer.isView(value);
+
+/** @param {string} name @param {unknown} value @returns {number[]} */
 function tokens(name, value) {
-  const found = Array.from(value, Number);
+  const found = isList(value) ? Array.from(value, (token) => (typeof token === "bigint" ? Number(token) : token)) : [-1];
   if (found.every((token) => Number.isSafeInteger(token) && token >= 0)) return found;
   throw new RangeError(`${name} is ${shown(value)}; expected token ids, whole numbers of 0 or more.`);
 }

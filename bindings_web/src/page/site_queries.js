@@ -1,7 +1,7 @@
 // What this browser offers and what this site has stored, asked of a worker that is there for one question only.
 
 import { checkedUrls } from "../libraries.js";
-import { addressOf } from "./options.js";
+import { addressOf, base } from "./options.js";
 import { lostError } from "../worker/protocol.js";
 import { start } from "./create_worker.js";
 
@@ -42,7 +42,7 @@ export const conversations = Object.freeze({
 
 /** @param {keyof Params} method @param {object} params @param {Placed} [placed] */
 async function asked(method, params, placed = {}) {
-  const urls = checkedUrls(placed.urls, globalThis.document?.baseURI);
+  const urls = checkedUrls(placed.urls, base());
   const link = start(placed, () => {});
   try {
     return await link.call(method, /** @type {any} */ ({ ...params, urls }));

@@ -2,6 +2,7 @@
 
 import { PackageError } from "../errors.js";
 import { BlockHashes, Hashes, hashStored } from "./hashes.js";
+import { isWeights } from "../package/manifest.js";
 import { checkedBlocks } from "./stored_name.js";
 
 /**
@@ -99,7 +100,9 @@ async function fetchRest(piece, growing, hashes, { pause, patience, onProgress, 
     try {
       signal?.throwIfAborted();
       const both = signal ? AbortSignal.any([signal, over.signal]) : over.signal;
-      const response = await ask(piece, growing.size() - start, both, patience);
+      // whole at last: of a text that is stored packed a server sends ranges of the packed bytes, which cannot be read
+      const from = tries === TRIES - 1 && !isWeights(name) ? 0 : growing.size() - start;
+      const response = await ask(piece, from, both, patience);
       if (response.status !== 206 && growing.size() > start) {
         growing.cut(start); // a server without ranges sends it from the start
         hashes.again();

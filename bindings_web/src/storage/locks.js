@@ -1,7 +1,14 @@
-// One at a time: in all tabs of a site by Web Locks, or in this worker alone where those are not to be had.
+// One at a time: in all tabs of a site by Web Locks, or in this worker alone where those are not to be had: over plain http,
+// and where the browser lets the site store nothing.
 
 /** @type {Map<string, Promise<unknown>>} */
 const held = new Map();
+
+/** @type {Promise<boolean> | undefined} */
+let shared;
+
+/** Whether there are Web Locks. */
+const areShared = () => (shared ??= navigator.locks?.query().then(() => true, () => false));
 
 /**
  * Does work when nobody else holds the name. Throws the signal's reason when that comes while it waits.
@@ -13,7 +20,7 @@ const held = new Map();
  */
 export async function locked(name, signal, work) {
   signal?.throwIfAborted();
-  if (navigator.locks) return navigator.locks.request(name, signal ? { signal } : {}, work);
+  if (await areShared()) return navigator.locks.request(name, signal ? { signal } : {}, work);
   const before = held.get(name);
   const mine = (async () => {
     await before?.catch(() => {});
@@ -34,7 +41,7 @@ export async function locked(name, signal, work) {
  * @param {() => Promise<void>} work
  */
 export async function ifFree(name, work) {
-  if (navigator.locks) {
+  if (await areShared()) {
     await navigator.locks.request(name, { ifAvailable: true }, async (lock) => {
       if (lock) await work();
     });

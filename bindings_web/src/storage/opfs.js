@@ -63,7 +63,7 @@ export async function openPlace(kept = "files") {
     for (const name of /** @type {const} */ ([kept, "models"])) await folder(name);
     return { place: disk(kept), reason: "" };
   } catch (error) {
-    return { place: memory(), reason: String(error) };
+    return { place: memory(), reason: navigator.storage ? String(error) : "the page came over plain http" };
   }
 }
 

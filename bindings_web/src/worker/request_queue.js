@@ -4,7 +4,10 @@ import { EmbedError } from "../errors.js";
 
 const QUEUED = 16; // that may wait
 
-/** @typedef {{id: number, link: number, run: (signal: AbortSignal) => Promise<void>, drop: () => void}} Turn */
+/**
+ * @typedef {{id: number, link: number, run: (signal: AbortSignal) => Promise<void>, drop: () => void, isCounted: boolean}} Turn
+ *   isCounted: among those that may wait
+ */
 
 export class Turns {
   /** @type {Turn[]} */
@@ -21,10 +24,10 @@ export class Turns {
    * @param {{isCounted?: boolean}} [options]
    */
   add({ id, link }, run, drop, { isCounted = true } = {}) {
-    if (isCounted && this.#waiting.length >= QUEUED) {
+    if (isCounted && this.#waiting.filter((turn) => turn.isCounted).length >= QUEUED) {
       throw new EmbedError(`${QUEUED} requests wait already. Send the next one when one of them is answered.`);
     }
-    this.#waiting.push({ id, link, run, drop });
+    this.#waiting.push({ id, link, run, drop, isCounted });
     if (this.#running === null) void this.#go();
   }
 

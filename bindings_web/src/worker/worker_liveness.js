@@ -2,9 +2,9 @@
 
 /** In the worker: holds a lock for good. Its name, when it is held; empty where there are no locks. @returns {Promise<string>} */
 export function holdLife() {
-  const name = `embedllm worker ${crypto.randomUUID()}`;
   return new Promise((resolve) => {
-    if (!navigator.locks) return resolve("");
+    if (!navigator.locks) return resolve(""); // nor is there randomUUID: the page came over plain http
+    const name = `embedllm worker ${crypto.randomUUID()}`;
     const never = new Promise(() => {});
     navigator.locks.request(name, () => (resolve(name), never)).catch(() => resolve(""));
   });

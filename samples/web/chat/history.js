@@ -78,7 +78,7 @@ export class History {
     const compareAndPut = (/** @type {IDBObjectStore} */ chats, /** @type {IDBObjectStore} */ drafts) => {
       const stored = chats.get(id);
       stored.onsuccess = () => {
-        if (stored.result && !isSame(stored.result.messages, known)) chat.id = crypto.randomUUID();
+        if (stored.result && !isSame(stored.result.messages, known)) chat.id = newId();
         chats.put(structuredClone({ id: chat.id, changed, messages }));
         putDraft(drafts, chat.id);
       };
@@ -124,9 +124,12 @@ export class History {
 /** @param {Message[]} one @param {Message[]} other */
 const isSame = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
+/** Pages that came over plain http have no randomUUID. */
+const newId = () => crypto.randomUUID?.() ?? crypto.getRandomValues(new Uint32Array(4)).join("-");
+
 /** @returns {Chat} */
 export function newChat() {
-  return { id: crypto.randomUUID(), changed: Date.now(), messages: [], draft: "" };
+  return { id: newId(), changed: Date.now(), messages: [], draft: "" };
 }
 
 /** @param {Chat} chat */

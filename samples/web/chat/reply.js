@@ -117,7 +117,7 @@ function bar() {
 /** @param {HTMLButtonElement} copy */
 async function copied(copy) {
   const code = copy.closest(".block")?.querySelector("code")?.textContent ?? "";
-  const isCopied = await navigator.clipboard.writeText(code).then(() => true, () => false);
+  const isCopied = await navigator.clipboard?.writeText(code).then(() => true, () => false); // none over plain http
   copy.textContent = isCopied ? "Copied" : "Not allowed";
   copy.setAttribute("aria-label", isCopied ? "The code was copied" : "The browser did not allow to copy the code");
   setTimeout(() => {

@@ -21,6 +21,9 @@ const DEFAULTS = {
   keptChat: "",
 };
 
+/** Those that could not be kept. @type {Partial<Settings>} */
+const unkept = {};
+
 /** What is kept; what is missing, damaged or of another version is the default. @returns {Settings} */
 export function settings() {
   /** @type {Partial<Record<keyof Settings, unknown>>} */
@@ -31,6 +34,7 @@ export function settings() {
     // damaged, or nothing may be stored here
   }
   const isGood = (/** @type {keyof Settings} */ name) => typeof kept[name] === typeof DEFAULTS[name];
+  Object.assign(kept, unkept);
   const good = /** @type {(keyof Settings)[]} */ (Object.keys(DEFAULTS)).filter(isGood).map((name) => [name, kept[name]]);
   const found = { ...DEFAULTS, ...Object.fromEntries(good) };
   return { ...found, engine: found.engine === "python" ? "python" : "javascript" };
@@ -41,7 +45,7 @@ export function change(changed) {
   try {
     localStorage.setItem(KEY, JSON.stringify({ ...settings(), ...changed }));
   } catch {
-    // a private window of some browsers: they last as long as the page
+    Object.assign(unkept, changed); // nothing may be stored here: they last as long as the page
   }
 }
 

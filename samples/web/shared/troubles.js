@@ -17,14 +17,14 @@ export function troubleOf(error) {
  * @returns {[heading: string, advice: string]}
  */
 function wordsFor(name, message, error) {
-  if (globalThis.isSecureContext === false) {
-    return ["This address is not safe enough for the browser", "Open the page by https, or on localhost."];
-  }
   if (name === "ContextFull") {
     return [
       "This chat is longer than the model can read",
       `The model reads ${error.limit} tokens at once. Start a new chat, or write less.`,
     ];
+  }
+  if (name === "DeviceUnavailable" && globalThis.isSecureContext === false) {
+    return ["This address is not safe enough for the browser", "Open the page by https, or on localhost."];
   }
   if (name === "DeviceUnavailable") {
     return ["Nothing here can run this model", "Choose the device “auto” in the settings, or a smaller model."];

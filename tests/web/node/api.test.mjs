@@ -6,6 +6,7 @@ import test, { after } from "node:test";
 
 import { postable } from "../../../bindings_web/src/images/posting.js";
 import { EmbedLLM } from "../../../bindings_web/src/index.js";
+import { loadOf } from "../../../bindings_web/src/page/options.js";
 import { all, endWorkers, given, loaded, lose, madeBridge, settled, textOf, workers } from "./api.mjs";
 
 after(endWorkers);
@@ -89,6 +90,9 @@ test("what is not known is refused by its name, before anything runs", async () 
   await assert.rejects(llm.generate("x", /** @type {any} */ ({ temprature: 1 })), /no option 'temprature'; expected of: temperature/);
   await assert.rejects(llm.generate("x", { tools: [] }), /'tools' goes through the chat template/);
   await assert.rejects(llm.generate("x", { max_tokens: 0 }), /max_tokens is 0; expected a whole number of at least 1/);
+  for (const stop_tokens of [5, "12", [null], [true], ["5"]]) {
+    await assert.rejects(llm.generate("x", /** @type {any} */ ({ stop_tokens })), /^RangeError: stop_tokens is .*; expected token ids/);
+  }
   await assert.rejects(llm.generate([]), { name: "RangeError", message: /the prompt is empty/ });
   await assert.rejects(llm.generate(/** @type {any} */ (5)), /the prompt is 5/);
   await assert.rejects(all(llm.chat(/** @type {any} */ ("hi"))), /messages must be a list/);
@@ -117,6 +121,28 @@ test("images for a model that takes none are refused before they are read", asyn
   llm.close();
   const bare = [{ role: "user", content: "hi" }, { role: "user", content: [{ type: "image_url" }] }];
   await assert.rejects(postable(bare, true), /messages\[1\]: a part of the type 'image_url' has 0 images/);
+});
+
+test("what a page's framework has made proxies of is taken as plain data", async () => {
+  /** @type {(value: any) => any} */
+  const proxied = (value) =>
+    typeof value === "object" && value !== null
+      ? new Proxy(value, { get: (target, name) => (typeof target[name] === "function" ? target[name] : proxied(target[name])) })
+      : value;
+  assert.deepEqual(structuredClone(loadOf("http://x/", { device: proxied(["webgpu", "wasm"]) })).device, ["webgpu", "wasm"]);
+  const { llm } = await loaded();
+  const [messages, options] = [[{ role: "user", content: "hi" }], { max_tokens: 4, temperature: 0, logit_bias: { 5: -1 }, variables: { some: [1] } }];
+  const { text } = await llm.generate(messages, options);
+  assert.equal((await llm.generate(proxied(messages), proxied(options))).text, text);
+  const given = { messages: messages.concat({ role: "assistant", content: "ho" }), tools: [], variables: { some: [1] } };
+  const talk = llm.conversation(proxied(given));
+  await all(talk.say(proxied(messages[0]), proxied({ max_tokens: 4 })));
+  talk.messages = proxied(talk.messages);
+  const { id, ...saved } = talk.save();
+  assert.deepEqual(structuredClone({ ...saved, messages: saved.messages.slice(0, 3) }), {
+    ...given, messages: [...given.messages, messages[0]],
+  });
+  llm.close();
 });
 
 test("errors keep their class and their fields", async () => {
@@ -170,13 +196,16 @@ test("leaving the loop ends the reply", async () => {
   llm.close();
 });
 
-test("sixteen requests may wait", async () => {
+test("sixteen requests may wait, beside conversations that are closed", async () => {
   const { llm, engine } = await loaded();
   engine().hold();
   const controller = new AbortController();
   setMaxListeners(20, controller.signal);
   const options = { signal: controller.signal };
-  const held = Array.from({ length: 17 }, () => llm.generate("x", options));
+  const held = [llm.generate("x", options)];
+  await settled();
+  for (let count = 0; count < 20; count++) llm.conversation().close();
+  while (held.length < 17) held.push(llm.generate("x", options));
   await assert.rejects(llm.generate("x"), { name: "EmbedError", message: /16 requests wait already/ });
   controller.abort();
   for (const one of held) assert.equal((await one).finish_reason, "cancelled");

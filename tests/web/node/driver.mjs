@@ -4,7 +4,8 @@
 //
 // Each line is {"id", "do", ...arguments}, each answer {"id", "value"} or {"id", "error": {name, message, stack}}.
 // Events: {"event": "console" | "error" | "external" | "crash" | "closed", "context", "page", "text"}. Nothing but
-// 127.0.0.1 is reached: a proxy that leads nowhere takes all else, and every such attempt is an event.
+// 127.0.0.1 is reached, which plain.test is too: a proxy that leads nowhere takes all else, and every such attempt is an
+// event.
 // Chromium ends with this process, which ends with its stdin.
 
 import {createRequire} from "node:module";
@@ -16,7 +17,9 @@ const [nodeModules, executablePath] = process.argv.slice(2);
 const {chromium} = createRequire(resolve(nodeModules, "of-the-driver.js"))("playwright-core");
 
 const {EMBEDLLM_TEST_CORES: cores} = process.env; // set for a process that has a part of them
+const PLAIN = "plain.test"; // over http no secure context, as 127.0.0.1 is
 const FLAGS = [
+  `--host-resolver-rules=MAP ${PLAIN} 127.0.0.1`, `--proxy-bypass-list=${PLAIN}`,
   "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
   "--disable-dev-shm-usage", "--enable-unsafe-webgpu",
   // The software GPU's threads are pinned to the first as many cores as the process has, 0 for one that has core 1 alone:
@@ -33,7 +36,7 @@ let browser = null; // of contexts without a folder
 let made = 0;
 
 const say = (line) => process.stdout.write(`${JSON.stringify(line)}\n`);
-const isLocal = (url) => /^(blob:|data:|about:|chrome-error:)/.test(url) || new URL(url).hostname === "127.0.0.1";
+const isLocal = (url) => /^(blob:|data:|about:|chrome-error:)/.test(url) || ["127.0.0.1", PLAIN].includes(new URL(url).hostname);
 
 /** A proxy that leads nowhere. Chromium asks it for whatever is not on this machine; pages asking is an event. */
 const nowhere = createServer((socket) => {

@@ -66,6 +66,10 @@ class WebServer:
     def __enter__(self) -> Self:
         return self
 
+    def plain(self, address: str) -> str:
+        """The same address as a page without https has it, which is no secure context: by a name of driver.mjs."""
+        return address.replace("//127.0.0.1:", "//plain.test:")
+
     def __exit__(self, *_: object) -> None:
         self.close()
 
