@@ -63,6 +63,8 @@ class StepLogits:
 
     def replace(self, stepping: Sequence[CapturedSession]) -> None:
         """Before the next step, of these sessions: others may ask for their logits yet."""
+        if not self._is_latest:  # a step was to replace them before, and failed
+            return
         if any(session.fed == fed and session not in stepping for session, fed in self._fed.items()):
             self.best(0, 1)
             self.whole(0)

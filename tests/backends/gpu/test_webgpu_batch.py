@@ -185,6 +185,10 @@ def test_a_step_that_fails_leaves_all_as_they_were(model: Loaded, monkeypatch: p
         with pytest.raises(DeviceError, match="out of something"):
             model.step(sessions)
     assert [session.position for session in sessions] == positions
+    model.step(sessions[:1])
+    sessions.append(model.engine.open())
+    sessions[2].feed(STREAMS[2][:9])
+    model.step([sessions[0], sessions[2]], streams=[0, 2])  # the logits of the other are gone, which is no failure
     for _ in range(3):
         model.step(sessions)
     close(sessions)
