@@ -47,7 +47,7 @@ class Buffers:
 
     def __init__(self, gpu: Gpu, capacity: int, rows: int = 1) -> None:
         """capacity: tokens; it is rounded up. rows: sequences that step together."""
-        self.capacity = rounded_capacity(capacity, gpu.context)
+        self.capacity: int = rounded_capacity(capacity, gpu.context)
         self.kv: dict[str, ort.OrtValue] = empty_kv(gpu, self.capacity, rows)
         self.logits = gpu.place(np.zeros((rows, 1, gpu.package.decoder.vocabulary), gpu.dtype))
         self.binding = bound_to(self.kv, gpu.session)
