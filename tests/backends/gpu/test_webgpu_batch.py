@@ -259,11 +259,17 @@ def test_batches_are_as_wide_as_their_sequences_are_many(model: Loaded, monkeypa
     close([*sessions, *others])
 
 
-def test_a_batch_grows_with_a_sequence(device: Device, tiny_package: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_batch_grows_with_a_sequence(
+    has_room: bool, device: Device, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each sequence alone, whose next greedy token is in the buffers of before."""
     package = open_package(tiny_package("qwen3", max_position_embeddings=4096))
     graph = package.graph(GPU_FLOAT32.name)
     assert graph is not None
     engine = together(WebGpuEngine(package, graph, device))
+    if not has_room:
+        monkeypatch.setattr(engine.batches, "_has_room", lambda width, capacity: False)
     tokens = np.random.default_rng(4).integers(3, 300, 1020).tolist()
     sessions = [engine.open() for _ in range(2)]
     found = [[best(session.feed(prompt))] for session, prompt in zip(sessions, (tokens, tokens[:9]), strict=True)]
