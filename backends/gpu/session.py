@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -14,8 +15,6 @@ from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
-    import threading
-
     from embedllm.backends.base import KeyValues
     from embedllm.backends.images import ImageFeatures
 
@@ -94,6 +93,8 @@ class DeviceSession(Generic[B]):
         self._context = engine.context
         self._decoder = engine.package.decoder
         self._stopping = False
+        self._interrupting = threading.Lock()
+        self._is_interrupted, self._is_beside = False, False  # by its caller; in a run of several
         self._images: ImageFeatures | None = None  # None: it takes text only
         self._running = ort.RunOptions()  # of the run that is under way, or was the last
         self._buffers: B | None = engine.take(min(capacity, engine.context))
@@ -107,6 +108,24 @@ class DeviceSession(Generic[B]):
         self.position = position
 
     def interrupt(self, stop: bool = True) -> None:
+        with self._interrupting:
+            self._is_interrupted = stop
+            self._stop(stop and not self._is_beside)
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Within the block, interrupt() waits: a run of several sequences would fail for all of them."""
+        with self._interrupting:
+            self._is_beside = True
+            self._stop(False)
+        try:
+            yield
+        finally:
+            with self._interrupting:
+                self._is_beside = False
+                self._stop(self._is_interrupted)
+
+    def _stop(self, stop: bool) -> None:
         self._stopping = stop
         self._running.terminate = stop
 

@@ -47,7 +47,7 @@ class Buffers:
 
     def __init__(self, gpu: Gpu, capacity: int, rows: int = 1) -> None:
         """capacity: tokens; it is rounded up. rows: sequences that step together."""
-        self.capacity: int = min(-(-max(capacity, 1) // _STEP) * _STEP, gpu.context)
+        self.capacity: int = rounded_capacity(capacity, gpu.context)
         self.kv: dict[str, ort.OrtValue] = empty_kv(gpu, self.capacity, rows)
         self.logits = gpu.place(np.zeros((rows, 1, gpu.package.decoder.vocabulary), gpu.dtype))
         self.binding = bound_to(self.kv, gpu.session)
@@ -62,6 +62,11 @@ class Buffers:
 
     def close(self) -> None:
         """Releases what is not memory."""
+
+
+def rounded_capacity(tokens: int, context: int) -> int:
+    """How many tokens buffers hold that are to hold at least so many."""
+    return min(-(-max(tokens, 1) // _STEP) * _STEP, context)
 
 
 class Gpu(DeviceEngine[Buffers], Protocol):

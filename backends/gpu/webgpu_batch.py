@@ -11,11 +11,13 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from embedllm.backends.gpu.images import is_image
+from embedllm.backends.gpu.unbatched_session import rounded_capacity
 from embedllm.backends.gpu.webgpu_graph import KEPT
 from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.backends.gpu.webgpu_states import PLACES_OF_BATCH, RowCopier
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("embedllm")
 WIDTHS = (2, 4, 8, 16)  # rows of batches, KEPT at most
 _LEAST_BYTES, _SHARE = 1 << 30, 8  # that batches may take: these, or an eighth of the GPU's memory where that is more
+_GROWTH = 2  # room of a new batch, for each token of the longest sequence
 _TOLERANCE = 0.5  # standard deviations of logits, as in webgpu.py
 
 
@@ -60,6 +63,8 @@ class StepLogits:
 
     def replace(self, stepping: Sequence[CapturedSession]) -> None:
         """Before the next step, of these sessions: others may ask for their logits yet."""
+        if not self._is_latest:  # a step was to replace them before, and failed
+            return
         if any(session.fed == fed and session not in stepping for session, fed in self._fed.items()):
             self.best(0, 1)
             self.whole(0)
@@ -126,14 +131,13 @@ class Batch:
     def bring_back(self, session: CapturedSession) -> None:
         slot, own, copier = _slot(session), session.own_buffers, self._gpu.copier
         assert copier is not None  # or there are no batches
-        slot.is_newer = False
         with self._gpu.lock, device_errors(self._gpu.device):
             if slot.shared < session.position:
                 parts = copier.copied(list(self._buffers.kv.values()), slot.shared, session.position, row=slot.row)
                 copier.write(list(own.kv.values()), slot.shared, parts)
             if self._rows is not None:
                 self._rows.copy_out(self._buffers.states.at(self._place), slot.row, own.states.at(session.place))
-        slot.shared = session.position
+        slot.shared, slot.is_newer = session.position, False  # not before: what fails leaves it where it is
 
     def release(self, session: CapturedSession) -> None:
         self._owners[_slot(session).row] = None
@@ -198,26 +202,31 @@ class Batches:
         return self.max_batch > 1 and session.position > 0 and not is_image(token) and not session.has_own_positions
 
     def run(self, rows: Sequence[BatchRow]) -> list[Logits]:
-        """One token for each of captured sessions."""
+        """One token for each of captured sessions, not interrupted."""
         tokens = {cast("CapturedSession", row.session): row.tokens[0] for row in rows}
-        for session, token in tokens.items():
-            session.prepare_step(token)
-        together = [session for session, token in tokens.items() if self.joins(session, token)]
         logits: dict[CapturedSession, Logits] = {}
-        if len(together) > 1:
-            logits |= zip(together, self._step(together, [tokens[session] for session in together]), strict=True)
-        for session, token in tokens.items():
-            if session not in logits:
-                logits[session] = session.feed([token])
+        with ExitStack() as stack:
+            for session, token in tokens.items():
+                stack.enter_context(session.uninterrupted())
+                session.prepare_step(token)
+            together = [session for session, token in tokens.items() if self.joins(session, token)]
+            if len(together) > 1:
+                logits |= zip(together, self._step(together, [tokens[session] for session in together]), strict=True)
+            for session, token in tokens.items():
+                if session not in logits:
+                    logits[session] = session.feed([token])
         return [logits[session] for session in tokens]
 
     def close(self) -> None:
         self.max_batch = 1
         while self._batches:
-            self._batches.pop().close()
+            self._drop(self._batches[-1])
 
     def _step(self, sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:
-        batch = self._batch_for(sessions) if self._is_faster(sessions) else None
+        pace = None if self.paces is None else self.paces[_width(len(sessions))]
+        batch = None if pace is not None and pace.is_second else self._batch_for(sessions)
+        if pace is not None and (pace.is_second or batch is not None):  # where there is no room, nothing is compared
+            pace.note(hash(tuple(map(id, sessions))), sessions[0].position)
         if batch is None:
             return _alone(sessions, tokens)
         if batch.width in self._checked:
@@ -238,27 +247,23 @@ class Batches:
         self._checked.add(batch.width)
         return logits
 
-    def _is_faster(self, sessions: Sequence[CapturedSession]) -> bool:
-        """Whether these are to step together, by the clock."""
-        if self.paces is None:
-            return True
-        pace = self.paces[_width(len(sessions))]
-        pace.note(hash(tuple(map(id, sessions))), sessions[0].position)
-        return not pace.is_second
-
     def _batch_for(self, sessions: Sequence[CapturedSession]) -> Batch | None:
         """The batch that most of these are in; None: they take turns."""
         width = _width(len(sessions))
-        capacity = max(session.capacity for session in sessions)
+        tokens = max(session.position for session in sessions) + 1
         held = Counter(cast("Batch", session.slot.batch) for session in sessions if session.slot is not None)
         if held:
             batch = held.most_common(1)[0][0]
-            if width <= batch.width < 4 * width and batch.capacity >= capacity:
+            if width <= batch.width < 4 * width and batch.capacity >= tokens:
                 return batch
             self._drop(batch)
         for batch in [one for one in self._batches if not one.is_used]:
             self._drop(batch)
-        if not self._has_room(width, capacity):
+        # not what the sequences have room for: one may have the buffers of a long one that was closed
+        own = max(session.capacity for session in sessions)
+        sizes = [rounded_capacity(size, self._gpu.context) for size in (min(_GROWTH * tokens, own), tokens)]
+        capacity = next((size for size in sizes if self._has_room(width, size)), 0)
+        if not capacity:
             return None
         try:
             batch = Batch(self._gpu, self._row_copier(), width, capacity)
@@ -270,8 +275,8 @@ class Batches:
         return batch
 
     def _drop(self, batch: Batch) -> None:
-        self._batches.remove(batch)
         batch.close()
+        self._batches.remove(batch)  # not where that fails: sequences are in it yet
 
     def _give_up(self, reason: str) -> None:
         _log.info("sequences of '%s' take turns: %s", self._gpu.package.name, reason)

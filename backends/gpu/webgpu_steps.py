@@ -194,6 +194,7 @@ class CapturedSession(UnbatchedSession):
         self._check_tokens([token])
         if self.position == self.capacity:
             self._reserve(self.position + 1)  # which brings back what a batch has
+            self._forget()  # the next token and its place were in the buffers of before
 
     def note_batch_step(self) -> None:
         """After a step with others."""

@@ -9,6 +9,7 @@ accepted; between two copies the tokens from the earlier one on are fed again, t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from embedllm.backends.base import (
@@ -24,6 +25,7 @@ from embedllm.backends.base import (
 )
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.images import images_of
+from embedllm.errors import DeviceError
 from embedllm.package.recurrent_state import state_bytes
 from embedllm.sampling.numpy_logits import NumpyLogits
 
@@ -64,6 +66,7 @@ class StatefulSession(Generic[S]):
         self._tokens: list[int] = []
         self._copies: dict[int, S] = {}  # by position
         self._most = max(1, min(_MOST, _MOST_BYTES // state_bytes(engine.package.decoder)))
+        self._is_restored = True  # the states that are held belong to its position; else the device failed to go back
         self._was_many = False  # the last feed, which was no draft
         self._draft: int | None = None  # the copy to go back to when drafts are rejected
 
@@ -116,7 +119,7 @@ class StatefulSession(Generic[S]):
     @property
     def steps_from(self) -> Plain[S] | None:
         """What is wrapped, where a step can be fed to it as to any session; None: other tokens are to be fed first."""
-        return self._plain if self._plain.position == self.position else None
+        return self._plain if self._is_restored and self._plain.position == self.position else None
 
     def begin_step(self) -> None:
         """Before one token is fed to what is wrapped, in a run of several sessions."""
@@ -133,6 +136,8 @@ class StatefulSession(Generic[S]):
         vocabulary = engine.package.decoder.vocabulary
         check_tokens(tokens, self.position, vocabulary=vocabulary, limit=engine.context, remedy=engine.remedy,
                      images=images_of(engine))  # fmt: skip
+        if not self._is_restored:
+            self._go_back()
         try:
             while (left := self.position - plain.position) and left + len(tokens) > engine.chunk:
                 self._note(many=True)
@@ -141,7 +146,8 @@ class StatefulSession(Generic[S]):
             self._note(many=len(again) + len(tokens) > 1, are_drafts=are_drafts)
             result = feed([*again, *tokens])
         except BaseException:
-            self._go_back()  # what a feed that was stopped has made of the states nobody knows
+            with suppress(DeviceError):  # before the next feed then
+                self._go_back()  # what a feed that was stopped has made of the states nobody knows
             raise
         self._tokens += tokens
         self.position = plain.position
@@ -164,11 +170,13 @@ class StatefulSession(Generic[S]):
         self._was_many = many and not are_drafts
 
     def _go_back(self) -> None:
-        """To the last copy, or to the beginning."""
+        """To the last copy, or to the beginning. Where the device fails, it is done before the next feed."""
+        self._is_restored = False
         at = max(self._copies, default=0)
         self._plain.rewind(at)
         if at:
             self._plain.set_states(self._copies[at])
+        self._is_restored = True
 
 
 def step_together(
@@ -204,7 +212,8 @@ def step_together(
             sessions[at].end_step(token)
     except BaseException:
         for session, position in zip(sessions, positions, strict=True):
-            session.rewind(position)
+            with suppress(DeviceError):  # before its next feed then
+                session.rewind(position)
         raise
     return [logits[at] for at in range(len(rows))]
 

@@ -253,6 +253,8 @@ class Scheduler:
         try:
             batch = [BatchRow(ask.sequence.session, tokens) for ask, tokens in ready]
             logits = ready[0][0].sequence.loop.call(lambda: rows(batch))  # as _feed_alone
+        except Interrupted:  # one that had to be fed alone in it; to none was anything appended
+            return self._feed(None, [(ask, len(tokens)) for ask, tokens in ready])
         except Exception as error:  # noqa: BLE001  # every request that was part of it raises it
             for ask, _ in ready:
                 _fail(ask, error)

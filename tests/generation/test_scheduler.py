@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from embedllm.backends.base import Interrupted
 from embedllm.cancel import Cancel
 from embedllm.errors import Busy, DeviceError
 from embedllm.generation import job as job_module
@@ -560,6 +561,24 @@ def test_a_run_that_fails_ends_those_that_were_part_of_it() -> None:
     assert [type(reader.ends[0]) for reader in readers] == [DeviceError, DeviceError, type(None), type(None)]
     assert [reader.tokens for reader in readers[2:]] == [alone(which, count=9) for which in (2, 3)]
     assert not any(sequence.is_running for sequence in runner.sequences.sequences)
+
+
+def test_a_run_that_one_of_them_interrupts_goes_on_with_the_others() -> None:
+    """An engine may feed one alone in it, whose request is cancelled meanwhile."""
+    engine = FakeBatchEngine(whole_history, max_batch=4, context=128)
+    runner = direct(engine)
+    readers = [submit(runner, request([which], 9))[1] for which in range(3)]
+    for _ in range(4):
+        runner.scheduler.step()
+
+    def interrupts(sessions: Sequence[FakeSession]) -> None:
+        if engine.sessions[0] in sessions:
+            raise Interrupted
+
+    engine.during_run, engine.during_feed = interrupts, lambda session: interrupts([session])
+    run_to_the_end(runner)
+    assert readers[0].reason == "cancelled"
+    assert [reader.tokens for reader in readers[1:]] == [alone(which, count=9) for which in (1, 2)]
 
 
 class NotedMasks:

@@ -15,11 +15,12 @@ import pytest
 
 import embedllm
 from embedllm import Completion, Sampling
-from embedllm.backends.base import BatchRow, Device, Session
+from embedllm.backends.base import BatchRow, Device, Interrupted, Interruptible, Session
 from embedllm.backends.gpu import webgpu_batch
 from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.backends.gpu.webgpu_batch import Batch
 from embedllm.backends.gpu.webgpu_capture import CapturedRun
+from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.backends.gpu.webgpu_steps import CapturedSession
 from embedllm.backends.reference.engine import ReferenceEngine
@@ -184,7 +185,58 @@ def test_a_step_that_fails_leaves_all_as_they_were(model: Loaded, monkeypatch: p
         with pytest.raises(DeviceError, match="out of something"):
             model.step(sessions)
     assert [session.position for session in sessions] == positions
+    model.step(sessions[:1])
+    sessions.append(model.engine.open())
+    sessions[2].feed(STREAMS[2][:9])
+    model.step([sessions[0], sessions[2]], streams=[0, 2])  # the logits of the other are gone, which is no failure
     for _ in range(3):
+        model.step(sessions)
+    close(sessions)
+
+
+def test_what_cannot_be_brought_back_is_not_lost(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others step, one grows out of the batch, or is fed alone: once the device works, all goes on."""
+    sessions = opened(model, (20, 31, 40, 12))
+    for _ in range(3):
+        model.step(sessions)
+    positions = [session.position for session in sessions]
+
+    def fails(self: object, *args: object, **options: object) -> None:
+        raise RuntimeError("out of something")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KvCopier, "copied", fails)
+        with pytest.raises(DeviceError, match="out of something"):
+            model.step(sessions[:3])
+        with pytest.raises(DeviceError, match="out of something"):
+            model.step(sessions[:1])
+        patch.setattr(webgpu_batch, "WIDTHS", (16,))  # the batch is too narrow
+        with pytest.raises(DeviceError, match="out of something"):
+            model.step(sessions)
+    assert [session.position for session in sessions] == positions
+    for count in (3, 4, 1):
+        model.step(sessions[:count])
+    close(sessions)
+
+
+def test_one_that_is_stopped_stops_no_others(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they step together or in turns."""
+    batches = model.engine.batches
+    assert batches is not None
+    sessions = opened(model, (20, 31))
+    model.step(sessions)
+    interrupted = sessions[0]
+    assert isinstance(interrupted, Interruptible)
+    for has_room in (True, False):
+        for one in list(batches._batches):
+            batches._drop(one)
+        monkeypatch.setattr(batches, "_has_room", lambda width, capacity, has_room=has_room: has_room)
+        interrupted.interrupt()
+        for _ in range(2):
+            model.step(sessions)
+        with pytest.raises(Interrupted):
+            interrupted.feed([5])
+        interrupted.interrupt(False)
         model.step(sessions)
     close(sessions)
 
@@ -207,11 +259,17 @@ def test_batches_are_as_wide_as_their_sequences_are_many(model: Loaded, monkeypa
     close([*sessions, *others])
 
 
-def test_a_batch_grows_with_a_sequence(device: Device, tiny_package: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_batch_grows_with_a_sequence(
+    has_room: bool, device: Device, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each sequence alone, whose next greedy token is in the buffers of before."""
     package = open_package(tiny_package("qwen3", max_position_embeddings=4096))
     graph = package.graph(GPU_FLOAT32.name)
     assert graph is not None
     engine = together(WebGpuEngine(package, graph, device))
+    if not has_room:
+        monkeypatch.setattr(engine.batches, "_has_room", lambda width, capacity: False)
     tokens = np.random.default_rng(4).integers(3, 300, 1020).tolist()
     sessions = [engine.open() for _ in range(2)]
     found = [[best(session.feed(prompt))] for session, prompt in zip(sessions, (tokens, tokens[:9]), strict=True)]
@@ -280,6 +338,42 @@ def test_sequences_take_turns_where_that_is_faster(
     assert not ways[-1]
     assert "steps of up to 2 run in turns: 1e+03 ms a step together, 100 in turns" in caplog.text
     close(sessions)
+
+
+def test_the_clock_compares_nothing_while_there_is_no_room(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or turns that happen to be quicker than turns would be the way of those that have room, too."""
+    now, batches = [0.0], model.engine.batches
+    assert batches is not None
+    for one in list(batches._batches):
+        batches._drop(one)
+    monkeypatch.setattr(batches, "paces", {2: Pace("steps of up to 2", ("together", "in turns"), lambda: now[0])})
+    sessions = opened(model, (5, 9))
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "_has_room", lambda width, capacity: False)
+        for step in range(70):
+            model.step(sessions)
+            now[0] += 1.0 if step < 35 else 0.1
+    model.step(sessions)
+    assert plain(sessions[0]).slot is not None
+    close(sessions)
+
+
+def test_batches_have_room_for_what_is_held_not_for_what_there_is_room_for(
+    device: Device, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short sequence may have the buffers of a long one that was closed."""
+    package = open_package(tiny_package("qwen3", max_position_embeddings=4096))
+    model = Loaded(package, device)
+    assert model.engine.batches is not None
+    sessions: list[Session] = [model.engine.open(4096), model.engine.open()]
+    for session, stream in zip(sessions, STREAMS, strict=False):
+        session.feed(stream[:6])
+    monkeypatch.setattr(model.engine.batches, "_has_room", lambda width, tokens: tokens == 1024)
+    model.step(sessions)
+    model.step(sessions)
+    assert all(plain(session).slot is not None for session in sessions)
+    close(sessions)
+    model.engine.close()
 
 
 def test_requests_at_once_give_the_texts_that_they_give_alone(

@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from embedllm import Sampling, load
-from embedllm.backends.base import Interrupted, MovesState
+from embedllm.backends.base import BatchRow, Interrupted, MovesState
 from embedllm.backends.devices.registry import devices, open_engine
 from embedllm.backends.reference.engine import ReferenceEngine
-from embedllm.backends.sessions.recurrent_session import StatefulSession
-from embedllm.errors import ContextFull, DeviceUnavailable, ExportError
+from embedllm.backends.sessions.recurrent_session import StatefulSession, step_together
+from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable, ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
@@ -78,6 +79,51 @@ def sums(tmp_path: Path, *, chunk: int = 64) -> tuple[StatefulSession, Sums]:
     engine = SimpleNamespace(package=SimpleNamespace(decoder=decoder), context=512, chunk=chunk, remedy="none")
     plain = Sums()
     return StatefulSession(engine, plain), plain  # type: ignore[arg-type]  # they have what is asked of them
+
+
+def test_a_rewind_that_fails_is_done_before_the_next_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that fails to bring states back may do it later; until then they belong to no position."""
+    session, plain = sums(tmp_path)
+    session.feed([1, 2, 3])
+    session.feed([10])
+    session.feed([20])
+
+    def fails(states: object) -> None:
+        raise DeviceError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain, "set_states", fails)
+        with pytest.raises(DeviceError):
+            session.rewind(3)
+        with pytest.raises(DeviceError):  # again
+            session.feed([30])
+        assert session.steps_from is None  # no step with others either
+    assert session.feed([30]) == 36
+    assert session.position == 4
+
+
+def test_a_step_of_several_that_fails_rewinds_all_though_one_rewind_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, plain), (second, _) = sums(tmp_path), sums(tmp_path / "second")
+    for session in (first, second):
+        session.feed([1, 2, 3])
+        session.feed([10])
+
+    def fails(*_: object) -> NoReturn:
+        raise DeviceError("out of memory")
+
+    def run(rows: Sequence[BatchRow]) -> NoReturn:
+        for session, tokens in rows:
+            session.feed(tokens)
+        raise DeviceError("the logits cannot be read")
+
+    rows = [BatchRow(session, [5]) for session in (first, second)]
+    with monkeypatch.context() as patch:
+        patch.setattr(plain, "set_states", fails)
+        with pytest.raises(DeviceError, match="the logits cannot be read"):
+            step_together(first._engine, rows, lambda session, token: True, run)
+    assert [session.feed([7]) for session in (first, second)] == [23, 23]
 
 
 def test_between_two_copies_tokens_are_fed_again_with_the_next_ones(tmp_path: Path) -> None:
