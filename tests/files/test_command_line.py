@@ -28,6 +28,16 @@ def test_a_word_without_spaces_stays_bare_on_windows(monkeypatch: pytest.MonkeyP
     assert words == [r"C:\models\tiny", r'"C:\my models\tiny"']
 
 
+@pytest.mark.parametrize("name", ["R&D", "O'Brien", "a,b", "a(1)", "a;b", ""])
+def test_what_a_shell_of_windows_reads_as_its_own_is_in_quotes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of cmd or PowerShell: the next command, an open quotation, a list, an expression."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "name", "nt")
+        assert shell_word(name) == f'"{name}"'
+        assert shell_word(f"C:\\{name}!\\") == f'"C:\\{name}!\\\\"'  # one backslash would quote the mark
+        assert shell_word(r"C:\Users\TINY~1\Modèle_2.5-it") == r"C:\Users\TINY~1\Modèle_2.5-it"
+
+
 def test_the_remedy_of_a_missing_folder_can_be_typed(tmp_path: Path) -> None:
     with pytest.raises(PackageError) as caught:
         open_package(tmp_path / "my model")
