@@ -22,6 +22,7 @@ from embedllm.export.openvino import model as openvino_model
 from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
+from embedllm.files.command_line import shell_word
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle
@@ -270,7 +271,7 @@ def _with_head(model: Model, package: Package) -> Model:
     if head is None or head.decoder.eagle is None:
         raise ExportError(
             f"'{package.folder}' has no EAGLE-3 head, whose matrix this graph reads. Write both with: embedllm eagle "
-            f"{package.folder} CHECKPOINT"
+            f"{shell_word(package.folder)} CHECKPOINT"
         )
     eagle = head.decoder.eagle
     own = {

@@ -179,7 +179,8 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     check_encoder(decoder, recipe, request.options)
     texts = texts_of(location.folder)
     tokenizer = read_tokenizer(location.folder)
-    warn_of_missing_rows(tokenizer.tokenizer, decoder.vocabulary)
+    origin = decoder.embedding.origin  # of more rows where codes of images and audio are left out
+    warn_of_missing_rows(tokenizer.tokenizer, decoder.vocabulary if origin is None else origin.rows)
     tokens = special_tokens(reader, decoder.vocabulary, () if decoder.encoder else tokenizer.tokenizer.ends)
     if decoder.encoder is None:
         warn_of_no_end(tokens["stop"])

@@ -9,6 +9,7 @@ import numpy as np
 from embedllm.backends.image_grid import encoder_inputs
 from embedllm.backends.openvino.runtime import as_device_error, core, ov
 from embedllm.errors import DeviceError
+from embedllm.files.command_line import graph_command
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.graph_variants import OPENVINO_OUTPUT, VISION_OPENVINO
 from embedllm.package.packing import packings
@@ -46,8 +47,8 @@ class OvVision:
         assert vision is not None
         if graph is None:
             raise DeviceError(
-                f"'{package.name}' has no OpenVINO model of its vision encoder. Write it with: embedllm graph "
-                f"{package.folder} --variant {VISION_OPENVINO}"
+                f"'{package.name}' has no OpenVINO model of its vision encoder. Write it with: "
+                f"{graph_command(package.folder, VISION_OPENVINO)}"
             )
         self._vision = vision
         path = package.folder / graph.file

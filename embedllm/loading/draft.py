@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.files.command_line import shell_word
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.text.protocols import ModelCodec
@@ -50,7 +51,7 @@ def head_of(package: Package, options: LoadOptions) -> Package | None:
         command = "mtp" if head.decoder.mtp is not None else "eagle"
         raise PackageError(
             f"'{head.folder}' was made for other weights than those of '{package.name}'. "
-            f"Write it again: embedllm {command} {package.folder} CHECKPOINT --replace"
+            f"Write it again: embedllm {command} {shell_word(package.folder)} CHECKPOINT --replace"
         )
     if odd := [name for name in ("kv", "adapters") if getattr(options, name) is not None]:
         raise ValueError(f"a head that drafts is not combined with {' and '.join(odd)}; leave one out.")

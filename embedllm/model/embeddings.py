@@ -91,6 +91,7 @@ class Encoding:
 
     def count_tokens(self, texts: Sequence[str], *, kind: str | None, query: str | None, truncate: bool) -> int:
         """See Model.count_tokens()."""
+        texts = listed_texts(texts, "texts")
         if query is None:
             return sum(len(tokens.ids) for tokens in self._of_texts(texts, kind, truncate))
         return sum(len(tokens.ids) for tokens in self._of_pairs(query, texts, truncate))

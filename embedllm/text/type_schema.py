@@ -138,6 +138,8 @@ def from_json(value: JSON, hint: object) -> object:
     kind = hint if has_fields(hint) else origin or hint
     if not _fits(value, kind, args):
         raise ValueError(f"found {value!r}, expected {hint!r}")
+    if kind is int:
+        return int(typing.cast("float", value))  # 2.0 is an integer of JSON Schema
     if has_fields(hint):
         return _instance(typing.cast("Mapping[str, JSON]", value), hint)
     if origin is list and args:

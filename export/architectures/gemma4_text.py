@@ -11,7 +11,7 @@ from embedllm.export.architectures._shared.moe import Experts, mixture
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
 from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, per_layer_embedding, per_layer_input
 from embedllm.export.architectures._shared.proportional_rope import full_rope, rotated_first
-from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, describe_rope
+from embedllm.export.architectures._shared.rope import FULL, SLIDING, RopeKeys, describe_rope
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
@@ -22,10 +22,13 @@ from embedllm.package.architecture.mlp import Moe, MoeNorms
 from embedllm.package.architecture.rope import Rope
 from embedllm.package.architecture.weights import Linear, Norm
 
+_ROPES = {
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
 _DEFAULTS = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
              "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-             "sliding_window": 512}  # fmt: skip
-_FULL_ROPE = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+             "sliding_window": 512, "rope_parameters": _ROPES}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     full_head = _sizes(config, len(sliding) - 1, is_sliding=False).head_dim
     local = describe_rope(config, config.integer("head_dim"), RopeKeys(layers=SLIDING))
     ple_size = config.integer("hidden_size_per_layer_input", 256, least=0)
-    model = _Model(config=config, names=names, sliding=sliding, ropes=(full_rope(config, full_head, _FULL_ROPE), local),
+    model = _Model(config=config, names=names, sliding=sliding, ropes=(full_rope(config, full_head), local),
                    ple_size=ple_size, sources=kv_sources(config, sliding))  # fmt: skip
     embedding = Linear(name="embedding", source=names.in_model(names.embedding), rows=config.integer("vocab_size"),
                        columns=hidden)  # fmt: skip

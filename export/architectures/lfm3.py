@@ -24,16 +24,20 @@ _NAMES = Names(
     up="feed_forward.w3", down="feed_forward.w2",
 )  # fmt: skip
 _POST_NORMS = {"attention_post_norm": "post_operator_norm", "mlp_post_norm": "post_ffn_norm"}
-_FULL_ROPE: dict[str, object] = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+_ROPES = {
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 def describe(config: Config) -> Decoder:
+    config = config.filled({"rope_parameters": _ROPES})  # of each kind: 'rope_theta' does not replace these
     head_dim, bias = config.integer("head_dim", 128), config.flag("attention_bias", False)
     types = layer_types(config, (FULL, SLIDING, CONVOLUTION)) or _usual_types(config.integer("num_hidden_layers"))
     if set(types) == {CONVOLUTION}:
         raise UnsupportedModel("no layer has attention; expected one at least, whose keys are as many as the tokens.")
     sliding = [kind == SLIDING for kind in types]
-    rope, local = full_rope(config, head_dim, _FULL_ROPE), describe_rope(config, head_dim, RopeKeys(layers=SLIDING))
+    rope, local = full_rope(config, head_dim), describe_rope(config, head_dim, RopeKeys(theta=1e6, layers=SLIDING))
     shape = Shape(
         model_type="lfm3",
         names=replace(_NAMES, **_POST_NORMS) if config.flag("use_sandwich_norm", True) else _NAMES,

@@ -29,7 +29,7 @@ def describe(config: Config) -> Decoder:
         names=NAMES,
         qkv_bias=config.flag("attention_bias", False),
         qk_norm="head" if config.flag("use_qk_norm", True) else "",
-        rope_keys=RopeKeys(theta=8_000_000.0),
+        rope_keys=RopeKeys(theta=8_000_000.0, part=1.0),  # as in GLM 4.5, whose code runs it
         mixture=_mixture,
     )
     return describe_shaped(config, shape)

@@ -179,6 +179,23 @@ def test_a_damaged_added_tokens_json_is_named(tmp_path: Path) -> None:
 # Tokens without a row
 
 
+def test_tokens_whose_rows_an_export_leaves_out_are_those_of_the_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Apertus 1.5's codes of images and audio: another tokenizer, which the warning tells to take, would not help."""
+    pytest.importorskip("torch")
+    from tests.support.families import FAMILIES, make_checkpoint
+
+    checkpoint = tmp_path / "checkpoint"
+    make_checkpoint(checkpoint, FAMILIES["apertus1p5_text"])  # 307 tokens that it writes, of 320
+    edit(checkpoint / "tokenizer_config.json", additional_special_tokens=[f"<{n}>" for n in range(13)])
+    convert(checkpoint, tmp_path / "package", NEAREST)
+    assert "embedding" not in caplog.text
+    edit(checkpoint / "tokenizer_config.json", additional_special_tokens=[f"<{n}>" for n in range(14)])
+    convert(checkpoint, tmp_path / "other", NEAREST)
+    assert "has 321 tokens and the model's embedding rows for 320: a prompt with '<13>' (320) will" in caplog.text
+
+
 def test_tokens_that_the_embedding_has_no_row_for_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint, size = tiny_checkpoint(tmp_path / "checkpoint"), 307
     convert(checkpoint, tmp_path / "whole", NEAREST)

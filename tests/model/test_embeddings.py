@@ -142,6 +142,13 @@ def test_texts_may_come_from_a_generator(model: Model, scorer: Model) -> None:
         assert chat.count_tokens(generated()) == chat.count_tokens(TEXTS) > 0
 
 
+def test_what_is_counted_is_checked_as_what_is_read(model: Model, scorer: Model) -> None:
+    with pytest.raises(ValueError, match="texts is one text; expected a list"):
+        model.count_tokens("a fox")
+    with pytest.raises(ValueError, match="texts has int at 1; expected texts"):
+        scorer.count_tokens(["a", 1], query="dog")  # type: ignore[list-item]  # the caller's slip
+
+
 def test_what_a_model_cannot_do_is_said(model: Model, scorer: Model) -> None:
     with pytest.raises(ValueError, match=r"'package' is an embedding model: embed\(\).* generates no text"):
         model.generate("hello")

@@ -435,8 +435,10 @@ FAMILIES: dict[str, Case] = {
                                              "num_shared_experts", "attention_bias": "use_qkv_bias"}),
                        values={"attention_bias": True, "first_k_dense_replace": 1, **GROUPED_EXPERTS}),
     "sarvam_moe plain": case("sarvam_moe", "SarvamMoEConfig", "no groups, no q and k norms, weights not normalised; "
-                             "config.json of transformers 5.24", use_qk_norm=False, norm_topk_prob=False,
-                             first_k_dense_replace=0, **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1}),
+                             "partial rotary embedding (50%); config.json of transformers 5.24", use_qk_norm=False,
+                             norm_topk_prob=False, first_k_dense_replace=0,
+                             rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                             **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1}),
     "solar_open": case("solar_open", "SolarOpenConfig", "4 of 8 experts in 2 of 4 groups, score correction bias",
                        intermediate_size=..., **GROUPED_EXPERTS),
     "exaone_moe": case("exaone_moe", "ExaoneMoeConfig", "2 of 4 experts, score correction bias, and a shared one; a "

@@ -200,6 +200,8 @@ def test_the_hints_of_a_class_are_read_once(monkeypatch: pytest.MonkeyPatch) -> 
         (None, list[Unit] | None, None),
         (["m"], list[Unit] | None, [Unit.METRE]),
         (3, float, 3),
+        (3.0, int, 3),  # JSON Schema's integer: range() takes no float
+        (3.0, str | int, 3),
         (True, int | bool, True),
         ([1, "a"], tuple, (1, "a")),
         ({"a": 1}, Any, {"a": 1}),

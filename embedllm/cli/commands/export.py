@@ -268,12 +268,12 @@ def _next_command(package: Package, out: Path) -> str:
     """What to type now: what the model is for."""
     from embedllm.text.chat_template import ChatTemplate
 
-    folder = shell_word(out)
+    word = shell_word(out)
     if package.encoder is not None:
-        return f'embedllm rerank {folder} "QUERY" "DOCUMENT"' if package.encoder.score_activation else (
-            f'embedllm embed {folder} "TEXT"')  # fmt: skip
+        return f'embedllm rerank {word} "QUERY" "DOCUMENT"' if package.encoder.score_activation else (
+            f'embedllm embed {word} "TEXT"')  # fmt: skip
     try:
         ChatTemplate.open(out)
     except TemplateError:
-        return f'embedllm run {folder} "TEXT"'
-    return f"embedllm chat {folder}"
+        return f'embedllm run {word} "TEXT"'
+    return f"embedllm chat {word}"

@@ -114,10 +114,7 @@ def _reply_type(hint: object) -> _ReplyType:
         read = getattr(hint, "model_validate_json", None) or partial(_refuse, "it has no 'model_validate_json'")
         return _ReplyType(lambda: _schema(closed(hint.model_json_schema())), read)
     if _has_pydantic_class(hint):
-        from pydantic import TypeAdapter  # which has made the class
-
-        adapter = TypeAdapter(cast("type", hint))
-        return _ReplyType(lambda: _schema(closed(adapter.json_schema())), adapter.validate_json)
+        return _pydantic_type(hint)
     types = TypeSchemas()
     schema = types.read(hint, f"response_format '{type_name(hint)}'")
     if (values := _values(hint)) is not None:
@@ -125,6 +122,19 @@ def _reply_type(hint: object) -> _ReplyType:
     if types.definitions:
         schema = {**schema, "$defs": types.definitions}
     return _ReplyType(lambda: _schema(schema), lambda text: from_json(json.loads(text), hint))
+
+
+def _pydantic_type(hint: object) -> _ReplyType:
+    from pydantic import PydanticUserError, TypeAdapter  # which has made a class of the type
+
+    try:
+        adapter = TypeAdapter(cast("type", hint))
+        schema = closed(adapter.json_schema())
+    except PydanticUserError as error:
+        raise ValueError(
+            f"response_format '{type_name(hint)}': pydantic has no JSON schema of it ({error.message})."
+        ) from error
+    return _ReplyType(lambda: _schema(schema), adapter.validate_json)
 
 
 def type_name(hint: object) -> str:

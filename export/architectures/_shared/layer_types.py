@@ -17,6 +17,6 @@ def layer_types(config: Config, known: tuple[str, ...]) -> list[str] | None:
         return None
     if len(types) != layers:
         raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
-    if unknown := next((kind for kind in types if kind not in known), None):
-        raise UnsupportedModel(f"layer type '{unknown}' is not described; known: {', '.join(known)}.")
+    if unknown := [kind for kind in types if kind not in known]:
+        raise UnsupportedModel(f"layer type '{unknown[0]}' is not described; known: {', '.join(known)}.")
     return types

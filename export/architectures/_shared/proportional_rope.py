@@ -10,13 +10,14 @@ from embedllm.package.architecture.rope import ProportionalScaling, Rope
 from embedllm.package.architecture.weights import Origin
 
 
-def full_rope(config: Config, head_dim: int, default: dict[str, object]) -> Rope:
-    """Of the layers that see all. default: what a config without 'rope_parameters' means."""
-    rope_parameters = config.section("rope_parameters") or Config({FULL: default})
-    own = rope_parameters.section(FULL) or Config({})
+def full_rope(config: Config, head_dim: int) -> Rope:
+    """Of the layers that see all."""
+    rope_parameters = config.section("rope_parameters")
+    own = (rope_parameters and rope_parameters.section(FULL)) or Config({})
     if own.text("rope_type", "default") != "proportional":
         return describe_rope(config, head_dim)
-    parameters = {key: own.number(key, 1.0, above=0) for key in ("rope_theta", "partial_rotary_factor")}
+    part = own.number("partial_rotary_factor", 1.0, above=0)
+    parameters = {"rope_theta": own.number("rope_theta", above=1), "partial_rotary_factor": part}
     rope = describe_rope(config.replaced({"rope_parameters": parameters}), head_dim, RopeKeys(part=1.0))
     return replace(rope, scaling=ProportionalScaling(head_dim=head_dim, factor=own.number("factor", 1.0, above=0)))
 

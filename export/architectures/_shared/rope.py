@@ -69,7 +69,7 @@ def _rotated_part(config: Config, parameters: Config, keys: RopeKeys) -> float:
     if keys.part is not None or part == 1 or config.flag("rotates_parts", False):
         return part
     kind = _kind(parameters)
-    if kind != "default":  # which does read it, for too few angles
+    if kind not in ("default", "proportional"):  # those read it, for too few angles
         raise UnsupportedModel(
             f"{keys.part_key} is {part}; transformers rotates whole heads of this family, and fails on a part of them "
             f"with the rope type '{kind}'."

@@ -179,6 +179,7 @@ def test_windows_are_those_of_transformers(
         (["full_attention"], "'layer_types' has 1 entries; expected 2, one a layer"),
         (["full_attention"] * 3, "'layer_types' has 3 entries; expected 2, one a layer"),
         (["full_attention", "chunked_attention"], "layer type 'chunked_attention' is not described"),
+        (["full_attention", ""], "layer type '' is not described"),
         (["full_attention", 1], "'layer_types' is .* expected a list of strings"),
         ("full_attention", "'layer_types' is 'full_attention'; expected a list of strings"),
     ],
@@ -274,6 +275,12 @@ def test_a_family_that_rotates_whole_heads_does_so_whatever_part_is_stated(famil
 def test_a_part_with_a_scaling_that_transformers_fails_on_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"partial_rotary_factor is 0\.5; .* rotates whole heads.*'linear'"):
         rope_of(rope_scaling={"type": "linear", "factor": 2.0}, partial_rotary_factor=0.5)
+
+
+def test_of_a_part_with_a_rope_type_that_is_not_described_the_type_is_named() -> None:
+    """transformers rotates such heads: it does not fail."""
+    with pytest.raises(UnsupportedModel, match=r"rope type 'proportional' is not described"):
+        rope_of(rope_parameters={"rope_type": "proportional", "partial_rotary_factor": 0.5})
 
 
 def test_a_gguf_file_says_itself_how_much_is_rotated() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Optional, TypedDict
 
@@ -189,6 +190,18 @@ def test_classes_of_pydantics_in_other_types_are_pydantics() -> None:
     assert read_reply('[{"count": 4}, null]', list[model | None]) == [model(count=4), None]
     with pytest.raises(ValueError, match="greater than 0"):
         read_reply('[{"count": 0}]', list[model])
+
+
+def test_what_pydantic_has_no_schema_of_is_refused_as_other_types_are() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    calls = pydantic.create_model("Calls", run=(Callable[[], int], ...))
+
+    class Plain:
+        pass
+
+    for kind in (calls | None, list[calls | Plain]):
+        with pytest.raises(ValueError, match=r"response_format '.*Calls.*': pydantic has no JSON schema of it \("):
+            grammar_source(kind)
 
 
 def test_a_reply_is_read_as_a_class_of_pydantics_by_pydantic() -> None:
