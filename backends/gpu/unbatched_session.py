@@ -65,7 +65,7 @@ class Buffers:
 
 
 def rounded_capacity(tokens: int, context: int) -> int:
-    """How many tokens buffers hold that are to hold at least so many."""
+    """The capacity of buffers that are to hold at least that number of tokens."""
     return min(-(-max(tokens, 1) // _STEP) * _STEP, context)
 
 
