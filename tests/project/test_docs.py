@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -57,6 +59,9 @@ def served() -> Iterator[ExitStack]:
         yield opened
 
 
+CLIENTS = {"anthropic": "Anthropic", "openai": "OpenAI"}
+
+
 def with_marks(page: Path) -> object:
     own = {
         "tutorial.md": [pytest.mark.real],
@@ -100,6 +105,14 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         line = text.count("\n", 0, match.start(1))
         code = compile("\n" * line + match[1], str(page), "exec", dont_inherit=True)  # line numbers are the page's
         exec(code, namespace)
+        for value in namespace.values():
+            if isinstance(value, _clients()):  # whose connections would be closed whenever they are collected
+                served.callback(value.close)
+
+
+def _clients() -> tuple[type[Any], ...]:
+    """Of the libraries that are imported, those for a server."""
+    return tuple(sys.modules[name].__dict__[kind] for name, kind in CLIENTS.items() if name in sys.modules)
 
 
 def test_calls_in_place_of_other_libraries_run() -> None:

@@ -82,7 +82,7 @@ async def failed(llm: Model, prompt: object) -> list[str]:
 async def cancelled(llm: Model) -> list[object]:
     """A stream that its reader ends after three chunks; on the desktop a few more were computed by then."""
     cancel, kept = Cancel(), []
-    async for chunk in llm.astream("cancel", Sampling(seed=10), max_tokens=30, cancel=cancel):
+    async for chunk in llm.astream("cancel", Sampling(seed=10), max_tokens=300, min_tokens=300, cancel=cancel):
         kept.append((chunk.text, chunk.token, chunk.finish_reason))
         if len(kept) == 3:
             cancel.cancel()
