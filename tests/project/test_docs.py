@@ -105,12 +105,12 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         line = text.count("\n", 0, match.start(1))
         code = compile("\n" * line + match[1], str(page), "exec", dont_inherit=True)  # line numbers are the page's
         exec(code, namespace)
-        for value in namespace.values():
-            if isinstance(value, _clients()):  # whose connections would be closed whenever they are collected
-                served.callback(value.close)
+        clients: list[Any] = [value for value in namespace.values() if isinstance(value, _clients())]
+        for client in clients:  # whose connections would be closed whenever they are collected
+            served.callback(client.close)
 
 
-def _clients() -> tuple[type[Any], ...]:
+def _clients() -> tuple[type, ...]:
     """Of the libraries that are imported, those for a server."""
     return tuple(sys.modules[name].__dict__[kind] for name, kind in CLIENTS.items() if name in sys.modules)
 
