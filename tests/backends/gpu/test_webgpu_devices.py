@@ -155,15 +155,13 @@ def test_what_a_gpu_cannot_run_is_told_when_the_engine_opens(
     assert caught.value.tried[0][2] == remedy
 
 
-def test_a_mixture_has_its_experts_as_one_operator_unless_it_is_to_be_exact(tmp_path: Path) -> None:
+def test_a_mixture_does_not_have_its_experts_as_one_operator(tmp_path: Path) -> None:
     folder = tiny_hybrid_mixture(tmp_path / "package", WEBGPU_QMOE_FLOAT16.name)
     for name in (WEBGPU_FLOAT16.name, GPU_FLOAT32.name):
         write_variant(folder, name)
     family, package = find_family("webgpu"), open_package(folder)
     assert family is not None
-    assert [graph.file for graph in family.capabilities.graphs(package)] == [
-        "model.webgpu.qmoe.onnx", "model.webgpu.onnx", "model.fp32.onnx",
-    ]  # fmt: skip
+    assert [graph.file for graph in family.capabilities.graphs(package)] == ["model.webgpu.onnx", "model.fp32.onnx"]
     assert [graph.file for graph in family.capabilities.graphs(package, exact=True)] == ["model.fp32.onnx"]
 
 
