@@ -8,7 +8,6 @@ gives KV away. So nothing is copied for as long as the same sequences step.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from embedllm.backends.gpu.webgpu_states import PLACES_OF_BATCH, RowCopier
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, Slot, StepBuffers, best_of
 from embedllm.backends.ort.runtime import device_errors, first_line
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
-from embedllm.package.recurrent_state import state_shapes
+from embedllm.package.recurrent_state import state_bytes, state_shapes
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
@@ -284,11 +283,11 @@ class Batches:
 
     def _has_room(self, width: int, capacity: int) -> bool:
         decoder, item = self._gpu.package.decoder, np.dtype(self._gpu.dtype).itemsize
-        token = sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
-        states = PLACES_OF_BATCH * sum(math.prod(shape) for shape in state_shapes(decoder).values())
+        token = item * sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
+        states = PLACES_OF_BATCH * state_bytes(decoder, item)
         rows = [(one.width, one.capacity) for one in self._batches] + [(width, capacity)]
         most = max(_LEAST_BYTES, self._gpu.device.memory // _SHARE)
-        return sum(item * rows * (token * tokens + states) for rows, tokens in rows) <= most
+        return sum(rows * (token * tokens + states) for rows, tokens in rows) <= most
 
     def _row_copier(self) -> RowCopier | None:
         shapes = list(state_shapes(self._gpu.package.decoder).values())

@@ -6,18 +6,19 @@ small graphs of one Slice, or one ScatterND, for each key and value tensor do it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embedllm.backends.gpu.webgpu_copies import copy_graph, numbered, run_copy
 from embedllm.backends.ort.runtime import ort
 from embedllm.backends.sessions.kv_arrays import DeviceKv
 from embedllm.files.optional_packages import needs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import NodeProto, ValueInfoProto
+    from onnx import ValueInfoProto
 
     from embedllm.backends.base import KeyValues
 
@@ -45,37 +46,22 @@ class KvCopier:
 
     def copied(self, tensors: Sequence[ort.OrtValue], start: int, stop: int, *, row: int = 0) -> list[ort.OrtValue]:
         """Tensors of one row: its tokens from `start` to before `stop`, at least one."""
-        binding = self._slices.io_binding()
         copies = [
             ort.OrtValue.ortvalue_from_shape_and_type((1, heads, stop - start, size), self.dtype, "webgpu")
             for heads, size in self.shapes
         ]
-        ends = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.array(ends))
-            for name, ends in (("start", [row, start]), ("stop", [row + 1, stop]))
-        }
-        for name, value in ends.items():
-            binding.bind_ortvalue_input(name, value)
-        for at, (tensor, copy) in enumerate(zip(tensors, copies, strict=True)):
-            binding.bind_ortvalue_input(f"kv.{at}", tensor)
-            binding.bind_ortvalue_output(f"copy.{at}", copy)
-        self._slices.run_with_iobinding(binding)
+        ends = {"start": np.array([row, start]), "stop": np.array([row + 1, stop])}
+        run_copy(self._slices, numbered("kv.{}", tensors), ends, numbered("copy.{}", copies))
         return copies
 
     def write(
         self, tensors: Sequence[ort.OrtValue], start: int, parts: Sequence[ort.OrtValue], *, row: int = 0
     ) -> None:
         """Puts tokens where others are in one row, from `start` on. parts: on the GPU or the host."""
-        binding = self._scatters.io_binding()
-        places = {heads: ort.OrtValue.ortvalue_from_numpy(_places(row, heads, start, parts[0].shape()[_TOKENS]))
-                  for heads, _ in self.shapes}  # fmt: skip
-        for heads, value in places.items():
-            binding.bind_ortvalue_input(f"places.{heads}", value)
-        for at, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
-            binding.bind_ortvalue_input(f"kv.{at}", tensor)
-            binding.bind_ortvalue_input(f"part.{at}", part)
-            binding.bind_ortvalue_output(f"kv.{at}.new", tensor)  # in place
-        self._scatters.run_with_iobinding(binding)
+        count = parts[0].shape()[_TOKENS]
+        places = {f"places.{heads}": _places(row, heads, start, count) for heads, _ in self.shapes}
+        inputs = numbered("kv.{}", tensors) | numbered("part.{}", parts)
+        run_copy(self._scatters, inputs, places, numbered("kv.{}.new", tensors))  # in place
 
     def works(self, place: Place, read: Read) -> bool:
         """Whether numbers arrive unchanged, and others stay. It compiles the shaders too."""
@@ -155,7 +141,7 @@ def slice_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
     nodes = [helper.make_node("Slice", [f"kv.{at}", "start", "stop", "axes"], [f"copy.{at}"])
              for at in range(len(shapes))]  # fmt: skip
     inputs = [*_tensors("kv.{}", shapes, dtype, "T"), *spans]
-    return _model(nodes, inputs, _tensors("copy.{}", shapes, dtype, "part", 1), {"axes": np.array([0, _TOKENS])})
+    return copy_graph(nodes, inputs, _tensors("copy.{}", shapes, dtype, "part", 1), {"axes": np.array([0, _TOKENS])})
 
 
 def scatter_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
@@ -168,7 +154,7 @@ def scatter_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
     places = [helper.make_tensor_value_info(f"places.{heads}", TensorProto.INT64, [1, heads, "part", 3])
               for heads in sorted({heads for heads, _ in shapes})]  # fmt: skip
     inputs = [*_tensors("kv.{}", shapes, dtype, "T"), *_tensors("part.{}", shapes, dtype, "part", 1), *places]
-    return _model(nodes, inputs, _tensors("kv.{}.new", shapes, dtype, "T"), {})
+    return copy_graph(nodes, inputs, _tensors("kv.{}.new", shapes, dtype, "T"), {})
 
 
 def _places(row: int, heads: int, start: int, count: int) -> NDArray[np.int64]:
@@ -185,17 +171,3 @@ def _tensors(
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     return [helper.make_tensor_value_info(name.format(at), kind, [rows, heads, tokens, size])
             for at, (heads, size) in enumerate(shapes)]  # fmt: skip
-
-
-def _model(
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[ValueInfoProto],
-    constants: Mapping[str, NDArray[Any]],
-) -> bytes:
-    from onnx import helper, numpy_helper
-
-    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "kv", inputs, outputs, initializers)
-    domains = [helper.make_opsetid("", 21)]
-    return cast("bytes", helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString())

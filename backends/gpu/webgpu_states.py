@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from embedllm.backends.gpu.webgpu_copies import copy_graph, numbered, run_copy
 from embedllm.backends.ort.runtime import ort
 from embedllm.files.optional_packages import needs
 from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
     from onnx import ValueInfoProto
 
     from embedllm.package.package import Package
@@ -107,44 +105,27 @@ class RowCopier:
         self._slices, self._merges = (start(_graph(shapes, dtype, into=into)) for into in (False, True))
 
     def copy_out(self, batch: States, row: int, to: States) -> None:
-        ends = {name: np.array([at]) for name, at in (("start", row), ("stop", row + 1))}
-        self._run(self._slices, {"batch": batch}, ends, to)
+        ends = {"start": np.array([row]), "stop": np.array([row + 1])}
+        run_copy(self._slices, numbered("batch.{}", batch), ends, numbered("copy.{}", to))
 
     def copy_in(self, batch: States, row: int, states: States, to: States) -> None:
         """The batch with these in that row to another one: WebGPU writes nothing that a kernel reads."""
         mask = np.arange(batch[0].shape()[0]) == row
         masks = {f"mask.{rank}": mask.reshape(-1, *[1] * rank) for rank in self._ranks}
-        self._run(self._merges, {"batch": batch, "row": states}, masks, to)
-
-    def _run(
-        self,
-        session: ort.InferenceSession,
-        states: Mapping[str, States],
-        inputs: Mapping[str, NDArray[np.generic]],
-        to: States,
-    ) -> None:
-        binding = session.io_binding()
-        held = {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in inputs.items()}
-        for name, value in held.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, values in states.items():
-            for at, value in enumerate(values):
-                binding.bind_ortvalue_input(f"{name}.{at}", value)
-        for at, value in enumerate(to):
-            binding.bind_ortvalue_output(f"copy.{at}", value)
-        session.run_with_iobinding(binding)
+        inputs = numbered("batch.{}", batch) | numbered("row.{}", states)
+        run_copy(self._merges, inputs, masks, numbered("copy.{}", to))
 
 
 def _graph(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[np.floating], *, into: bool) -> bytes:
     """batch.N [rows, ...] to copy.N: its rows from `start` to before `stop`; or with row.N [1, ...] where a mask is."""
     with needs("onnx", "WebGPU"):
-        from onnx import TensorProto, helper, numpy_helper
+        from onnx import TensorProto, helper
 
     def states(name: str, rows: str | int) -> list[ValueInfoProto]:
         kind = helper.np_dtype_to_tensor_dtype(dtype)
         return [helper.make_tensor_value_info(f"{name}.{at}", kind, [rows, *shape]) for at, shape in enumerate(shapes)]
 
-    inputs, initializers = states("batch", "rows"), []
+    inputs, constants = states("batch", "rows"), {}
     if into:
         inputs += states("row", 1)
         inputs += [helper.make_tensor_value_info(f"mask.{rank}", TensorProto.BOOL, ["rows", *[1] * rank])
@@ -153,12 +134,10 @@ def _graph(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[np.floating], *, i
                  for at, shape in enumerate(shapes)]  # fmt: skip
     else:
         inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("start", "stop")]
-        initializers.append(numpy_helper.from_array(np.array([0]), "axes"))
+        constants["axes"] = np.array([0])
         nodes = [helper.make_node("Slice", [f"batch.{at}", "start", "stop", "axes"], [f"copy.{at}"])
                  for at in range(len(shapes))]  # fmt: skip
-    graph = helper.make_graph(nodes, "states", inputs, states("copy", "rows" if into else 1), initializers)
-    domains = [helper.make_opsetid("", 21)]
-    return cast("bytes", helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString())
+    return copy_graph(nodes, inputs, states("copy", "rows" if into else 1), constants)
 
 
 def _copy(source: States, to: States) -> None:
