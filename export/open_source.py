@@ -9,6 +9,7 @@ from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.gguf.source import SUFFIX, GgufSource
 from embedllm.files.command_line import shell_word
+from embedllm.files.home_path import expanded
 from embedllm.hub.location import Location, locate
 from embedllm.package.package import MANIFEST
 from embedllm.text.lone_surrogates import replace_surrogates
@@ -24,7 +25,7 @@ def open_source(
     revision: as locate() has it. mmproj: as GgufSource has it. Raises ExportError, UnsupportedModel, HubError.
     """
     if not isinstance(source, Location):
-        path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+        path = expanded(source)
         if path.suffix.lower() == SUFFIX and os.path.isfile(path):  # noqa: PTH113  # as does is_file for a long name
             _check_name(path.name)
             reader = GgufSource(path, mmproj)

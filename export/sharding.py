@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from embedllm.export.openvino.links import link_weights, weight_links
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.replaceable import check_copy_is_whole
 from embedllm.files.atomic import write_json
+from embedllm.files.home_path import expanded
 from embedllm.files.progress import Progress
 from embedllm.package.features import SHARDS, with_feature
 from embedllm.package.package import MANIFEST, Package, read_package, sha256
@@ -103,7 +103,7 @@ def cut_in_place(folder: Path, size: int, on_progress: OnProgress = lambda _: No
 
 
 def _read(folder: str | Path) -> Package:
-    return read_package(Path(os.path.expanduser(folder)))  # noqa: PTH111  # as in open_package
+    return read_package(expanded(folder))
 
 
 def _planned(package: Package, size: int) -> dict[str, list[Shard]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from embedllm.cli.messages_file import expanded
+from embedllm.files.home_path import expanded
 from embedllm.images.sources import data_url
 
 if TYPE_CHECKING:

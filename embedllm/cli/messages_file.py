@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import EmbedError
 from embedllm.files.atomic import atomic_write
+from embedllm.files.home_path import expanded
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import Message
@@ -51,11 +52,6 @@ def write_messages(path: Path, messages: Sequence[Message]) -> None:
             file.write(text.encode())
     except OSError as error:
         raise EmbedError(f"cannot write '{path}': {error.strerror or error}.") from error
-
-
-def expanded(path: Path) -> Path:
-    """A path with the user's own folder in place of a tilde."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
 
 
 def typed_path(name: str) -> Path:

@@ -5,7 +5,6 @@ The small files come first, so that whatever is wrong with them is known before 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
+from embedllm.files.home_path import expanded
 
 if TYPE_CHECKING:
     from embedllm.files.progress import Progress
@@ -57,7 +57,7 @@ def locate(source: str | Path | Location, revision: str | None = None) -> Locati
     """
     if isinstance(source, Location):
         return source
-    path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    path = expanded(source)
     with suppress(OSError):  # a name that is too long, say, is none of a folder
         if path.is_dir():
             return Location(path, path.resolve().name)

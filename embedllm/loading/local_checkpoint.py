@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedllm.files.home_path import expanded
 from embedllm.package.external.detect import has_graphs
 from embedllm.package.package import MANIFEST
 
@@ -23,7 +24,7 @@ _TRAINING = "checkpoint-"  # begins the folders that a training leaves beside it
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder with config.json and safetensors that nobody has exported yet, in any format."""
-    folder = Path(os.path.expanduser(path))  # noqa: PTH111  # as in open_package
+    folder = expanded(path)
     try:
         has_weights = any((folder / name).is_file() for name in _WEIGHTS)
         is_exported = (folder / MANIFEST).is_file() or has_graphs(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from embedllm.errors import PackageError
+from embedllm.files.home_path import expanded
 from embedllm.hub.name import hub_name
 from embedllm.loading.gguf import gguf_package, is_gguf
 from embedllm.loading.local_checkpoint import checkpoint_package, is_checkpoint
@@ -63,7 +64,7 @@ def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress
             f"'{os.fspath(path)}' is an address. Give a folder, a GGUF file, or a model of the hub as 'org/name'; "
             "download first what is elsewhere. In a browser, embedllm.aload() takes addresses."
         )
-    given_path = Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    given_path = expanded(path)
     if is_gguf(given_path):
         return gguf_package(given_path, on_progress)
     if is_checkpoint(given_path):

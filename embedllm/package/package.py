@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
 from embedllm.files.command_line import graph_command, shell_word
+from embedllm.files.home_path import expanded
 from embedllm.files.json_object import required_json_object
 from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import check_features, listed_features, read_format
@@ -222,7 +223,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, a sharded copy, or
     when its manifest names files outside of it, or a link leads out of it (embedllm/package/links.py).
     """
-    path = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    path = expanded(folder)
     if (external := _external(path)) is not None:
         _check_links(external)
         return external

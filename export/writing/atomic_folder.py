@@ -14,6 +14,7 @@ from pathlib import Path
 
 from embedllm.errors import ExportError
 from embedllm.export.writing.replaceable import check_replaceable
+from embedllm.files.home_path import expanded
 from embedllm.package.package import MANIFEST
 
 _SPARE = 64 << 20  # bytes that shall be left on the disk
@@ -34,7 +35,7 @@ def named_place(out: str | Path) -> Path:
     """
     if not isinstance(out, str | os.PathLike):
         raise TypeError(f"the folder to write is {out!r}; expected text or a pathlib.Path.")
-    place = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    place = expanded(out)
     if "\0" in str(place):
         raise ExportError(f"cannot write {str(place)!r}: no name has the character \\0 in it. Choose another name.")
     is_link = os.path.islink(place) and os.path.isdir(place)  # noqa: PTH112, PTH114  # Path.is_dir raises for a long name

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.openvino.links import weight_links
+from embedllm.files.home_path import expanded
 from embedllm.files.json_object import read_json_object
 from embedllm.package.graph_variants import EAGLE_FOLDER, MTP_FOLDER
 from embedllm.package.package import MANIFEST
@@ -29,7 +30,7 @@ def check_replaceable(folder: Path, inputs: Iterable[str | Path]) -> None:
     here: a copy may take the place of what it was made of. Raises OSError for a folder that cannot be read.
     """
     for each in inputs:
-        path = os.path.expanduser(each)  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+        path = expanded(each)
         if os.path.exists(path) and Path(os.path.realpath(folder)) in Path(os.path.realpath(path)).parents:  # noqa: PTH110
             raise ExportError(
                 f"'{each}' lies in '{folder}', which the export would replace, and is an input of it. Move it out of "

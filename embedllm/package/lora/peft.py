@@ -12,6 +12,7 @@ import numpy as np
 
 from embedllm.errors import PackageError
 from embedllm.files.float_types import FLOATS, to_float32
+from embedllm.files.home_path import expanded
 from embedllm.files.safetensors_header import Tensor, read_header
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.weights import Linear
@@ -36,7 +37,7 @@ def read_adapter(name: str, path: str | os.PathLike[str], decoder: Decoder, *, i
     Raises PackageError for what is missing, damaged, of another model, or not followed: DoRA, biases, whole modules,
     embeddings, the head.
     """
-    weights, config_path = _files(Path(os.path.expanduser(path)))  # noqa: PTH111  # as in open_package
+    weights, config_path = _files(expanded(path))
     config = read_config(config_path)
     tensors = read_header(weights).tensors
     all_matrices = [linear for layer in decoder.layers for linear in linears(layer)]
