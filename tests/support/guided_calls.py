@@ -10,6 +10,7 @@ import numpy as np
 
 from embedllm.generation.chunk import Statistics
 from embedllm.generation.generation import Generation
+from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
@@ -114,3 +115,13 @@ def guided_call(
         pieces.append(reader.push(chunk.text, chunk.finish_reason))
         if chunk.finish_reason:
             return text, joined(pieces), chunk.finish_reason
+
+
+def allows(constraint: Constraint, text: str) -> bool:
+    """Whether a text may be a whole reply."""
+    try:
+        for token in [*tokenizer().encode(text, special=False), END]:
+            constraint.note(token)
+    except ValueError:
+        return False
+    return True
