@@ -73,8 +73,8 @@ weights are part of the tests.
 
 ### Experts as one operator
 
-On `cpu`, `cuda` and `webgpu` one operator, QMoE of ONNX Runtime, computes the experts of a layer (`model.qmoe.onnx`,
-`model.qmoe.fp16.onnx`, `model.webgpu.qmoe.onnx`), where it computes what the model means and can be given the matrices:
+On `cpu` and `cuda` one operator, QMoE of ONNX Runtime, computes the experts of a layer (`model.qmoe.onnx`,
+`model.qmoe.fp16.onnx`), where it computes what the model means and can be given the matrices:
 
 - gate, up and down with SiLU, also clamped and with biases; weights of experts that multiply what these make (not
   Llama 4);
@@ -82,13 +82,12 @@ On `cpu`, `cuda` and `webgpu` one operator, QMoE of ONNX Runtime, computes the e
   minimums of GGUF's K-quants, and not columns in another order;
 - gates, ups and downs that lie side by side in the file, as exports write them; a folder from before that has to be
   exported again;
-- on `cuda`: groups of 32, 64 or 128, rows of a multiple of 64, a GPU of compute capability 8.0 or later;
-- on [`webgpu`](webgpu.md#mixtures): the same groups and rows, 4 bits, no zero points.
+- on `cuda`: groups of 32, 64 or 128, rows of a multiple of 64, a GPU of compute capability 8.0 or later.
 
 Other layers run expert by expert, and so does all of a model (`model.onnx`) where `exact`, a quantized KV or
 `runtime.floats` is asked for, or ONNX Runtime is older than 1.32: the rows of all tokens are sorted by expert, each
 expert multiplies its own, and everything else is done for all experts together, so that an expert that nobody chose
-costs three empty matmuls. On `webgpu` and `cuda`, where QMoE is not used, each expert gathers its tokens and adds
+costs three empty matmuls. On `webgpu`, and on `cuda` where QMoE is not used, each expert gathers its tokens and adds
 what it makes of them in their places: WebGPU's Concat fails on many empty parts (ONNX Runtime 1.32). The router is the
 same in all graphs. Where weights are a softmax over the chosen (Qwen3, Qwen 3.5, Mixtral, Granite), QMoE chooses by
 the router's logits, in float16 among those that float32 has found to be the largest; else it is given the choice as
@@ -133,7 +132,7 @@ onnxruntime-gpu 1.31.1, 2026-11-24 (`python -m tests.benchmarks.bench_qmoe_cuda`
 
 Models with a recurrent state use it, too, captured as others ([docs/cuda.md](cuda.md#recurrent-models)). Logits
 follow the reference as those of single experts do, alone and in batches (`pytest -m gpu -k experts
-tests/backends/gpu/test_cuda.py`, 16 tests on that GPU). CUDA's has
+tests/backends/gpu/test_cuda.py`, 16 tests on that GPU). WebGPU's QMoE is [not used](webgpu.md#faults). CUDA's has
 GEGLU, which Gemma 4's experts need, from ONNX Runtime 1.32 on; it is not used yet.
 
 ## Decoders

@@ -45,7 +45,6 @@ from embedllm.package.graph_variants import (
     VARIANTS,
     VISION_OPENVINO,
     VISION_VARIANTS,
-    WEBGPU_QMOE_FLOAT16,
     WITH_QMOE,
     GraphVariant,
     has_latents,
@@ -200,23 +199,19 @@ def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Pack
         return "" if has_latents(decoder, packing) else "it has no latents of MLA that its matrices can be absorbed for"
     described = (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *_OF_HEADS)
     reason = next((each.unsupported(decoder) for each in described if each.name == variant_name), "")
-    simple = variant_name == WEBGPU_QMOE_FLOAT16.name
-    if not reason and variant_name in WITH_QMOE and not fuses_experts(decoder, packing, simple=simple):
+    if not reason and variant_name in WITH_QMOE and not fuses_experts(decoder, packing):
         return "its experts are not stored in integers that ONNX Runtime's QMoE takes"
     return reason
 
 
-def fuses_experts(decoder: Decoder, packing: Mapping[str, Packing], *, simple: bool = False) -> bool:
-    """Whether there are graphs of a model with experts as one operator.
-
-    packing: by the name of the matrix. simple: as GraphVariant.simple_qmoe.
-    """
-    return any(_is_fused(layer.mlp, packing, simple=simple) for layer in decoder.layers)
+def fuses_experts(decoder: Decoder, packing: Mapping[str, Packing]) -> bool:
+    """Whether there are graphs of a model with experts as one operator. packing: by the name of the matrix."""
+    return any(_is_fused(layer.mlp, packing) for layer in decoder.layers)
 
 
-def _is_fused(mlp: Mlp | Moe | None, packing: Mapping[str, Packing], *, simple: bool = False) -> bool:
+def _is_fused(mlp: Mlp | Moe | None, packing: Mapping[str, Packing]) -> bool:
     """Whether QMoE may take a layer's experts; where they lie in the file decides the rest."""
-    return isinstance(mlp, Moe) and qmoe_computes(mlp) and qmoe_takes(packing[mlp.experts[0].up.name], simple=simple)
+    return isinstance(mlp, Moe) and qmoe_computes(mlp) and qmoe_takes(packing[mlp.experts[0].up.name])
 
 
 def stored_layout(package: Package) -> Layout:

@@ -38,8 +38,7 @@ WEBGPU = Provider(
     device="webgpu",
     name="WebGpuExecutionProvider",
     module="onnxruntime_ep_webgpu",
-    # which, the probe finds out: not every GPU has float16. Not the one with QMoE: docs/webgpu.md#qmoe
-    variants=(WEBGPU_FLOAT16.name, GPU_FLOAT32.name),
+    variants=(WEBGPU_FLOAT16.name, GPU_FLOAT32.name),  # which, the probe finds out: not every GPU has float16
     exact=(GPU_FLOAT32.name,),
     hardware="GPU",
     install="pip install onnxruntime-ep-webgpu",

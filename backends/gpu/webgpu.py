@@ -47,7 +47,7 @@ from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.files.switches import switch
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16, WITH_QMOE
+from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver
 CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
-_HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState", "QMoE"}
+_HEAVY = HEAVY | {"GatherBlockQuantized", "LinearAttention", "CausalConvWithState"}
 _TRIED, _TRIED_STEPS = 70, 6  # tokens: a wrong length shows from the 65th on (docs/webgpu.md#capture); captured ones
 _NOT_CAPTURED = -1  # in place of the number of a captured graph
 _TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1
@@ -86,7 +86,6 @@ class WebGpuEngine:
         """
         self.device = device
         self.package = package
-        self.variant = graph.variant
         self.context = package.context
         self.remedy = package.larger_context
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
@@ -115,8 +114,7 @@ class WebGpuEngine:
             if self.captures:
                 self.guesser = self._start_guesser()
                 self.pace = Pace("sampled steps", ("one by one", "ahead"))  # not before: what is checked runs ahead
-                # experts of several tokens cannot be captured (0.4.0): tests/backends/gpu/test_webgpu_operators.py
-                if joins and self.copier is not None and not package.decoder.is_mixture:
+                if joins and self.copier is not None:
                     self.batches = Batches(self, lambda graph: start(graph, recording_options()))
                 return
             check_assignments(self.session, _HEAVY, device, "please report it")
@@ -305,13 +303,10 @@ class WebGpuEngine:
                 session.rewind(0)
                 session.feed([0] * count)
         except DeviceError as error:
-            if _NO_FLOAT16 in str(error):
-                lack, graph = "the GPU has no 16-bit floats (shader-f16)", GPU_FLOAT32.name
-            elif self.variant in WITH_QMOE:  # whose tensors of all experts may be too large
-                lack, graph = f"its experts do not run as one operator: {error}", WEBGPU_FLOAT16.name
-            else:
+            if _NO_FLOAT16 not in str(error):
                 raise
-            raise cannot_run(self.device, lack, f"use the '{graph}' graph") from error
+            lack, remedy = "the GPU has no 16-bit floats (shader-f16)", f"use the '{GPU_FLOAT32.name}' graph"
+            raise cannot_run(self.device, lack, remedy) from error
         finally:
             session.close()
         _log.info("ready in %.1f s", time.monotonic() - start)

@@ -61,7 +61,6 @@ class GraphVariant:
     splits_rows: bool = False
     scatters_sums: bool = True  # ScatterND adds to what is there; WebGPU's (0.4.0) does not with float16
     fuses_experts: bool = False  # one operator computes the experts of a layer: export/onnx/fused_experts.py
-    simple_qmoe: bool = False  # that operator is WebGPU's, of 4 bits without zero points
     images: bool = False  # features of images are inputs, which take the place of rows of the embedding
     mrope: bool = False  # and rotary tables are, of sequences whose positions images have moved (M-RoPE)
     # and positions of tokens are, where attention takes them: sequences step together, each with its own
@@ -141,10 +140,9 @@ def qmoe_computes(mlp: Mlp | Moe | None) -> bool:
     return expert.gate is not None and expert.activation == "silu" and not expert.sparsity_cutoff
 
 
-def qmoe_takes(packing: Packing, *, simple: bool) -> bool:
-    """Whether QMoE has kernels for matrices that are stored in this way. simple: as GraphVariant.simple_qmoe."""
-    is_simple = packing.bits == 4 and not packing.stores_zeros
-    return packing.quantized and not packing.has_minimum and not packing.column_order and (is_simple or not simple)
+def qmoe_takes(packing: Packing) -> bool:
+    """Whether QMoE has kernels for matrices that are stored in this way."""
+    return packing.quantized and not packing.has_minimum and not packing.column_order
 
 
 FLOAT32 = GraphVariant(
@@ -246,8 +244,6 @@ MTP = replace(FLOAT32, name="mtp-float32", file="model.mtp.onnx", gives_hidden=T
 # the same of an EAGLE-3 head; the first multiplies by the head's `fc`
 EAGLE_HIDDEN = replace(HIDDEN, name="eagle-hidden-float32", file="model.eagle_hidden.onnx")
 EAGLE = replace(MTP, name="eagle-float32", file="model.eagle.onnx")
-WEBGPU_QMOE_FLOAT16 = replace(WEBGPU_FLOAT16, name="webgpu-qmoe-float16", file="model.webgpu.qmoe.onnx",
-                              fuses_experts=True, simple_qmoe=True)  # fmt: skip
 # what QMOE is to FLOAT32, by the names of those for which there is one: of mixtures of experts
 HIDDEN_QMOE = replace(HIDDEN, name="hidden-qmoe-float32", file="model.hidden_qmoe.onnx", fuses_experts=True)
 MTP_QMOE = replace(MTP, name="mtp-qmoe-float32", file="model.mtp_qmoe.onnx", fuses_experts=True)
@@ -272,7 +268,7 @@ FUSED = {
     MTP_FLOAT16.name: MTP_QMOE_FLOAT16,
     EAGLE_HIDDEN_FLOAT16.name: EAGLE_HIDDEN_QMOE_FLOAT16,
 }
-WITH_QMOE = frozenset(variant.name for variant in (QMOE, QMOE_FLOAT16, WEBGPU_QMOE_FLOAT16, *FUSED.values()))
+WITH_QMOE = frozenset(variant.name for variant in (QMOE, QMOE_FLOAT16, *FUSED.values()))
 HEAD_VARIANTS = (MTP, EAGLE, MTP_QMOE, MTP_FLOAT16, EAGLE_FLOAT16, MTP_QMOE_FLOAT16)  # of draft heads
 # of the models that these draft for
 EAGLE_HIDDEN_VARIANTS = (EAGLE_HIDDEN, EAGLE_HIDDEN_QMOE, EAGLE_HIDDEN_FLOAT16, EAGLE_HIDDEN_QMOE_FLOAT16)
@@ -299,7 +295,6 @@ VISION_ON_GPU = {
     QMOE_FLOAT16.name: VISION_FLOAT16,
     **dict.fromkeys((name for names in HIDDEN_ON_CUDA.values() for name in names), VISION_FLOAT16),
     WEBGPU_FLOAT16.name: VISION_FLOAT16,
-    WEBGPU_QMOE_FLOAT16.name: VISION_FLOAT16,
     GPU_FLOAT32.name: VISION_GPU_FLOAT32,
 }
 STATEFUL = (
@@ -331,7 +326,6 @@ IMAGES_ON_GPU = {
     FLOAT16.name: IMAGES_FLOAT16,
     QMOE_FLOAT16.name: IMAGES_FLOAT16,
     WEBGPU_FLOAT16.name: IMAGES_WEBGPU_FLOAT16,
-    WEBGPU_QMOE_FLOAT16.name: IMAGES_WEBGPU_FLOAT16,
     GPU_FLOAT32.name: IMAGES_GPU_FLOAT32,
 }
 # as onnxruntime-genai runs a model that takes images, on the CPU: an encoder whose only inputs are what its processor
@@ -350,9 +344,7 @@ GENAI_EMBEDDING = replace(GENAI_DECODER, name="genai-embedding-float32", file="g
 GENAI_VISION_OF_PIXELS = replace(VISION, name="genai-vision-float32", file="genai.vision.onnx", grid_from="pixels")
 GENAI_VISION_OF_PATCHES = replace(GENAI_VISION_OF_PIXELS, grid_from="patches")
 # in the order of an export and its manifest
-VARIANTS = (
-    FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16, WEBGPU_QMOE_FLOAT16,
-)  # fmt: skip
+VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM, QMOE, QMOE_FLOAT16)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 MTP_FOLDER, EAGLE_FOLDER = "mtp", "eagle"  # of draft heads, inside of the target model's

@@ -16,7 +16,7 @@ import numpy as np
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.package.architecture.mlp import Moe
 from embedllm.package.architecture.weights import Linear
-from embedllm.package.graph_variants import GraphVariant, qmoe_computes, qmoe_takes
+from embedllm.package.graph_variants import qmoe_computes, qmoe_takes
 from embedllm.package.packing import Packing
 
 _LEAST, _NEVER = 1e-6, 1000.0  # of a weight that counts; the logit, without its sign, of an expert that is not chosen
@@ -26,10 +26,10 @@ Runs: TypeAlias = "Sequence[tuple[Linear, ...]]"  # of each expert, the matrices
 
 
 class FusedExperts:
-    """Writes the experts of one layer. packing: by the name of the matrix."""
+    """Writes the experts of one layer. packing: by the name of the matrix; accuracy_level: of GraphVariant."""
 
-    def __init__(self, graph: Graph, packing: Mapping[str, Packing], moe: Moe, variant: GraphVariant) -> None:
-        self.graph, self.moe, self.variant = graph, moe, variant
+    def __init__(self, graph: Graph, packing: Mapping[str, Packing], moe: Moe, accuracy_level: int) -> None:
+        self.graph, self.moe, self.accuracy_level = graph, moe, accuracy_level
         self.inner = [(e.up,) if e.gate is None else (e.gate, e.up) for e in moe.experts]
         self.outer = [(e.down,) for e in moe.experts]
         self.packing = packing[moe.experts[0].up.name]
@@ -39,20 +39,17 @@ class FusedExperts:
 
     @property
     def fits(self) -> bool:
-        """Whether QMoE computes what the experts do, and takes their matrices.
-
-        ONNX Runtime 1.32, CPU; 1.31, CUDA; onnxruntime-ep-webgpu 0.4.0.
-        """
+        """Whether QMoE computes what the experts do (ONNX Runtime 1.32, CPU; 1.31, CUDA), and takes their matrices."""
         graph, expert, packing = self.graph, self.moe.experts[0], self.packing
         is_half = graph.activations == "float16"
         block = math.lcm(packing.group_size, _BLOCK) if is_half else packing.group_size
         return (
             qmoe_computes(self.moe)
-            and qmoe_takes(packing, simple=self.variant.simple_qmoe)
+            and qmoe_takes(packing)
             and self.is_alike
             and all(matrix.columns % block == 0 for matrix in (expert.up, expert.down))
             # of 8 bits the CPU rounds activations at every level
-            and (packing.bits == 4 or self.variant.accuracy_level > 0 or is_half)
+            and (packing.bits == 4 or self.accuracy_level > 0 or is_half)
             and (not is_half or packing.group_size in _GROUPS)
             and all(  # in folders of earlier versions they are not
                 graph.are_neighbours(self.entries(runs, kind))
@@ -95,27 +92,13 @@ class FusedExperts:
         some = graph.op("Max", [whole, graph.single(_TINY)], "qmoe.whole.some")  # all weights may be 0
         shares = graph.op("Div", [weights, some], "qmoe.shares")
         logits = graph.op("Log", [graph.op("Max", [shares, graph.single(_LEAST)], "qmoe.shares.some")], "qmoe.logits")
-        chosen = self.placed(logits, experts, scores)
+        never = graph.op("Sub", [graph.op("Mul", [scores, graph.single(0.0)], "qmoe.none"), graph.single(_NEVER)],
+                         "qmoe.never")  # fmt: skip
+        chosen = graph.op("ScatterElements", [never, experts, logits], "qmoe.chosen", axis=1)
         output = self.computed(tokens, self.as_activations(chosen))
         if graph.activations != "float32":
             output = graph.op("Cast", [output], "qmoe.single", to=FLOAT_TYPES["float32"])
         return graph.op("Mul", [output, whole], "qmoe.weighed")
-
-    def placed(self, logits: str, experts: str, scores: str) -> str:
-        """Logits [N, experts] of all, from those [N, top_k] of the chosen and their numbers. scores: of that shape."""
-        graph = self.graph
-        if self.variant.scatters_sums:  # not where captured steps have no scatters (docs/webgpu.md#sampled)
-            never = graph.op("Sub", [graph.op("Mul", [scores, graph.single(0.0)], "qmoe.none"), graph.single(_NEVER)],
-                             "qmoe.never")  # fmt: skip
-            return graph.op("ScatterElements", [never, experts, logits], "qmoe.chosen", axis=1)
-        last, each = graph.constant(-1), np.arange(len(self.moe.experts), dtype=np.float32)
-        number = graph.op("Cast", [experts], "qmoe.number", to=FLOAT_TYPES["float32"])
-        number, own = (graph.op("Unsqueeze", [value, last], f"{value}.apart") for value in (number, logits))
-        is_own = graph.op(
-            "Equal", [number, graph.table(each, f"constant.numbers.{len(each)}")], "qmoe.is_own"
-        )  # [N, top_k, experts]
-        apart = graph.op("Where", [is_own, own, graph.single(-_NEVER)], "qmoe.placed")
-        return graph.op("ReduceMax", [apart, graph.constant(1)], "qmoe.chosen", keepdims=0)
 
     def computed(self, tokens: str, logits: str) -> str:
         """What QMoE makes of tokens [N, hidden], whose weights are the softmax over the largest logits [N, experts]."""
@@ -140,7 +123,7 @@ class FusedExperts:
             expert_weight_bits=self.packing.bits,
             block_size=self.packing.group_size,
             normalize_routing_weights=1,
-            accuracy_level=self.variant.accuracy_level,
+            accuracy_level=self.accuracy_level,
             weights_prepacked=0,
         )
 

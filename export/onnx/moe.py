@@ -76,7 +76,7 @@ class Mixtures:
     def total(self, index: int, moe: Moe, tokens: str, router_input: str) -> str:
         """What the chosen experts make of tokens [N, hidden], in the activations' type."""
         graph, packing, variant = self.graph, self.products.packing, self.products.variant
-        fused = FusedExperts(graph, packing, moe, variant) if variant.fuses_experts else None
+        fused = FusedExperts(graph, packing, moe, variant.accuracy_level) if variant.fuses_experts else None
         if fused is None or not fused.fits:
             sums = self.sorted_sum if variant.splits_rows else self.scattered_sum
             total = sums(moe, tokens, self.chosen(index, moe, router_input))

@@ -27,7 +27,7 @@ from embedllm.export.writing.plan import plan
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.mlp import Mlp, Moe
 from embedllm.package.architecture.weights import Linear
-from embedllm.package.graph_variants import FLOAT16, FLOAT32, QMOE, QMOE_FLOAT16, WEBGPU_FLOAT16, WEBGPU_QMOE_FLOAT16
+from embedllm.package.graph_variants import FLOAT16, FLOAT32, QMOE, QMOE_FLOAT16
 from embedllm.package.package import Package, open_package
 from embedllm.package.tensors import mlps
 from tests.support.decoder_cases import VOCABULARY, plain
@@ -86,29 +86,6 @@ def test_the_operator_chooses_where_it_makes_the_weights_that_the_model_has(vari
     assert not alike["ScatterElements"] + alike["Log"] + alike["Softmax"]
     assert alike["TopK"] == (2 if variant == QMOE_FLOAT16.name else 0)  # which rounds the logits behind it
     assert alike.total() <= others.total() - 16
-
-
-@pytest.mark.parametrize(("bits", "symmetric", "fused"), [(4, True, True), (4, False, False), (8, True, False)])
-def test_webgpu_has_the_operator_for_what_its_kernels_read(
-    bits: int, symmetric: bool, fused: bool, tmp_path: Path
-) -> None:
-    decoder, recipe = mixture(bias=True), Recipe(method="nearest", bits=bits, symmetric=symmetric)
-    names = [graph.variant for graph in variants(decoder, plan(decoder, recipe).packing)]
-    assert WEBGPU_FLOAT16.name in names
-    assert (WEBGPU_QMOE_FLOAT16.name in names) is fused
-    assert QMOE_FLOAT16.name in names  # CUDA's takes more
-
-
-def test_webgpu_has_nothing_beside_the_operator_that_a_captured_step_cannot_have(tmp_path: Path) -> None:
-    """NonZero's result has another shape each time, and scatters copy by what is no kernel."""
-    recipe = Recipe(method="nearest")
-    one_by_one, fused = (
-        operators(package_of(mixture(bias=True), tmp_path / name, recipe, name))
-        for name in (WEBGPU_FLOAT16.name, WEBGPU_QMOE_FLOAT16.name)
-    )
-    assert fused["QMoE"] == 2
-    assert not fused["ScatterElements"] + fused["NonZero"]
-    assert one_by_one["ScatterElements"] + one_by_one["NonZero"]
 
 
 def test_a_load_gathers_the_rows_of_gate_and_up_and_reads_no_others_for_it(tmp_path: Path) -> None:
