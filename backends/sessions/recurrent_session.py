@@ -189,7 +189,7 @@ def step_together(
 
     joins: whether what a session wraps can step with others by that token. Those that cannot, and those that a rewind
     has put behind, go through their session, which knows what to do with states where a run fails.
-    run: as run_batch, of what the sessions wrap; where it raises, that is left as it was.
+    run: as run_batch, of what the sessions wrap; where it raises, those that have stepped all the same are rewound.
     """
     sessions = [_stateful(row.session) for row in rows]
     vocabulary = engine.package.decoder.vocabulary
