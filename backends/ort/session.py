@@ -24,7 +24,7 @@ from embedllm.sampling.numpy_logits import NumpyLogits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.backends.base import Cached, KeyValues, Span
+    from embedllm.backends.base import Cached, KeyValues, RecurrentStates, Span
     from embedllm.backends.images import ImageFeatures
     from embedllm.backends.sessions.shared_kv import SharedKv
     from embedllm.package.lora.adapter import Adapter
@@ -199,6 +199,12 @@ class OrtSession:
 
     def set_states(self, states: KeptStates) -> None:
         self.state_buffers.put(states)
+
+    def copied(self, states: KeptStates) -> RecurrentStates:
+        return {name: value.numpy()[0].copy() for name, value in states.buffers.items()}
+
+    def take_states(self, states: RecurrentStates) -> None:
+        self.state_buffers.take({name: array[None] for name, array in states.items()})
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         return self.export_stored([(start, stop)])[0]
