@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV
     # by layer: keys, as they are after norm and rotation, and values; [kv heads, T, D] each
     KeyValues: TypeAlias = list[tuple[NDArray[Cached], NDArray[Cached]]]
-    RecurrentStates: TypeAlias = Mapping[str, F32]  # by name (embedllm/package/recurrent_state.py), of one sequence
+    RecurrentStates: TypeAlias = Mapping[str, NDArray[np.floating]]  # by name (embedllm/package/recurrent_state.py)
     Span: TypeAlias = tuple[int, int]  # tokens: the first, and the one behind the last
 
 H_co = TypeVar("H_co", covariant=True)  # hidden states of consecutive tokens, where the device has them
@@ -244,7 +244,7 @@ class KeepsStates(Protocol):
 
     @property
     def state_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of the states of one position, by name; float32."""
+        """Of the states of one position, by name; float32 or smaller."""
         ...
 
     def kept(self) -> list[int]:
@@ -264,7 +264,7 @@ class KeepsStates(Protocol):
         ...
 
     def export_states(self, position: int) -> RecurrentStates:
-        """Copies of the states of a position where they are kept."""
+        """Copies of the states of a position where they are kept, in the device's memory or the host's."""
         ...
 
     def import_prefix(self, tokens: Sequence[int], kv: Iterable[KeyValues], states: RecurrentStates) -> bool:

@@ -60,7 +60,7 @@ class MovesStates(Protocol[S_contra]):
     """What is wrapped, where its states can be given to another session."""
 
     def copied(self, states: S_contra) -> RecurrentStates:
-        """Copies in the host's memory."""
+        """Copies, on the device or in the host's memory."""
         ...
 
     def take_states(self, states: RecurrentStates) -> None:

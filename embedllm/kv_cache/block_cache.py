@@ -30,7 +30,7 @@ class Block:
 
     @property
     def bytes(self) -> int:
-        return state_bytes(self.state) + sum(array.nbytes for array in (self.states or {}).values())
+        return state_bytes(self.state) + (0 if self.states is None else _bytes_of_states(self.states))
 
 
 class BlockStore(Protocol):
@@ -57,6 +57,12 @@ def state_bytes(state: KeyValues) -> int:
     if (size := getattr(state, "nbytes", None)) is not None:  # of a device: backends/gpu/device_memory.py
         return size
     return sum(keys.nbytes + values.nbytes for keys, values in state)
+
+
+def _bytes_of_states(states: RecurrentStates) -> int:
+    if (size := getattr(states, "nbytes", None)) is not None:  # of a device: backends/gpu/state_pool.py
+        return size
+    return sum(array.nbytes for array in states.values())
 
 
 def slice_state(state: KeyValues, start: int, stop: int) -> KeyValues:

@@ -19,8 +19,10 @@ from embedllm.kv_cache.transfer import export_spans, exported
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from embedllm.backends.base import KeyValues, RecurrentStates, Session
-    from embedllm.types import F32
 
     Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of states, by name
     _ReadKv: TypeAlias = Callable[[], KeyValues | None]  # None: it is gone meanwhile
@@ -158,7 +160,7 @@ def as_kv(states: RecurrentStates, shapes: Shapes) -> KeyValues:
 
 def _from_kv(kv: KeyValues, shapes: Shapes) -> RecurrentStates | None:
     """None: they are those of another model."""
-    arrays = cast("list[F32]", [array for pair in kv for array in pair][: len(shapes)])
+    arrays = cast("list[NDArray[np.floating]]", [array for pair in kv for array in pair][: len(shapes)])
     if [array.size for array in arrays] != [math.prod(shape) for shape in shapes.values()]:
         return None
     return {name: array.reshape(shape) for (name, shape), array in zip(shapes.items(), arrays, strict=True)}
