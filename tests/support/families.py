@@ -325,6 +325,20 @@ FAMILIES: dict[str, Case] = {
                                    position_embedding_type="rope", mamba_conv_bias=False, num_local_experts=0,
                                    **{**GRANITE_HYBRID, "num_hidden_layers": 2,
                                       "layer_types": ["linear_attention", "full_attention"]}),
+    "granite_swa": case("granite_swa", "GraniteSWAConfig", "attention sinks, window, two RoPE bases that are scaled, a "
+                        "NoPE layer, all four multipliers", num_hidden_layers=5, rope_parameters=YARN,
+                        layer_rope_theta=[5e5, 1e4, 0, 1e4, 5e5], head_dim=..., **GRANITE, **WINDOWED),
+    "granite_swa biases": case("granite_swa", "GraniteSWAConfig", "biases, untied head, NoPE layers only",
+                               layer_types=["sliding_attention", "full_attention"], layer_rope_theta=[0, 0],
+                               attention_bias=True, mlp_bias=True, tie_word_embeddings=False, head_dim=...,
+                               **GRANITE, **WINDOWED),
+    "granitemoe_swa": case("granitemoe_swa", "GraniteMoeSWAConfig", "2 of 4 experts and a shared one, attention sinks, "
+                           "window, one RoPE base and a NoPE layer", num_local_experts=4, num_experts_per_tok=2,
+                           num_hidden_layers=3, shared_intermediate_size=48, layer_rope_theta=[0, 1e5, 1e5],
+                           head_dim=..., **GRANITE, **WINDOWED),
+    "granitemoe_swa plain": case("granitemoe_swa", "GraniteMoeSWAConfig", "no shared expert, the base of "
+                                 "'rope_parameters', biases, tied head", num_local_experts=4, num_experts_per_tok=2,
+                                 attention_bias=True, tie_word_embeddings=True, head_dim=..., **GRANITE, **WINDOWED),
     "falcon_h1": case("falcon_h1", "FalconH1Config", "Mamba-2 beside attention in every layer, all multipliers, untied "
                       "head", tie_word_embeddings=False, **FALCON_H1),
     "falcon_h1 norm": case("falcon_h1", "FalconH1Config", "a norm of 2 groups behind the state space, tied head",
