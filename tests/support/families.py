@@ -122,6 +122,7 @@ OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "defaul
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
+COHERE2_MOE = {"num_experts": 4, "logit_scale": 0.5, **WINDOWED}
 GROUPED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
 "n_shared_experts": 2,
              "moe_intermediate_size": 32, "routed_scaling_factor": 1.7}  # fmt: skip
@@ -336,9 +337,11 @@ FAMILIES: dict[str, Case] = {
                            "window, one RoPE base and a NoPE layer", num_local_experts=4, num_experts_per_tok=2,
                            num_hidden_layers=3, shared_intermediate_size=48, layer_rope_theta=[0, 1e5, 1e5],
                            head_dim=..., **GRANITE, **WINDOWED),
-    "granitemoe_swa plain": case("granitemoe_swa", "GraniteMoeSWAConfig", "no shared expert, the base of "
-                                 "'rope_parameters', biases, tied head", num_local_experts=4, num_experts_per_tok=2,
-                                 attention_bias=True, tie_word_embeddings=True, head_dim=..., **GRANITE, **WINDOWED),
+    "granitemoe_swa plain": Case(family="granitemoe_swa", config_class="GraniteMoeSWAConfig",
+                                 verified="no shared expert, biases, tied head; config.json without types and bases of "
+                                 "layers", rearranged=with_keys({}, layer_types=None, layer_rope_theta=None),
+                                 values={"num_local_experts": 4, "attention_bias": True, "tie_word_embeddings": True,
+                                         "head_dim": ..., **GRANITE, **WINDOWED}),
     "falcon_h1": case("falcon_h1", "FalconH1Config", "Mamba-2 beside attention in every layer, all multipliers, untied "
                       "head", tie_word_embeddings=False, **FALCON_H1),
     "falcon_h1 norm": case("falcon_h1", "FalconH1Config", "a norm of 2 groups behind the state space, tied head",
@@ -473,6 +476,22 @@ FAMILIES: dict[str, Case] = {
                           mlp_layer_types=["sparse", "dense"], **{**MLA, "head_dim": ...}, **GROUPED_EXPERTS),
     "minicpm3": case("minicpm3", "MiniCPM3Config", "MLA with a query latent, all three multipliers, LongRoPE",
                      dim_model_base=16, rope_parameters=LONG_ROPE_8, **MLA),
+    "cohere2_moe": Case(family="cohere2_moe", config_class="Cohere2MoeConfig",
+                        verified="2 of 4 experts by sigmoids, and 2 shared ones; dense layers of another size, "
+                        "global with RoPE; layer norms, window, NoPE layers; config.json without types of layers",
+                        rearranged=with_keys({}, layer_types=None, mlp_layer_types=None, first_k_dense_replace=2),
+                        values={"num_hidden_layers": 4, "num_shared_experts": 2, "expert_selection_fn": "sigmoid",
+                                "shared_expert_combination_strategy": "sum",
+                                "first_k_dense_replace": 2, "prefix_dense_intermediate_size": 80,
+                                "sliding_window_pattern": 2, "layer_norm_eps": 0.03, **COHERE2_MOE}),
+    "cohere2_moe rms": case("cohere2_moe", "Cohere2MoeConfig", "RMS norms, biases, untied head; experts by a softmax, "
+                            "averaged with a shared one; a dense NoPE layer", num_hidden_layers=3, num_shared_experts=1,
+                            rms_norm_eps=0.03,
+                            mlp_layer_types=["dense", "sparse", "sparse"], prefix_dense_sliding_window_pattern=2,
+                            layer_types=["full_attention", "sliding_attention", "full_attention"],
+                            rope_parameters=YARN, attention_bias=True, tie_word_embeddings=False, **COHERE2_MOE),
+    "cohere2_moe plain": case("cohere2_moe", "Cohere2MoeConfig", "no shared experts, sigmoids that are not normalised",
+                              expert_selection_fn="sigmoid", norm_topk_prob=False, rope_theta=5e4, **COHERE2_MOE),
     "gpt_oss": case("gpt_oss", "GptOssConfig", "2 of 4 experts with biases and clamped SwiGLU, attention sinks, "
                     "window on one of two "
                     "layers, YaRN", num_local_experts=4, num_experts_per_tok=2, swiglu_limit=2.0,

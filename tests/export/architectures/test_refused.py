@@ -154,6 +154,13 @@ def test_a_decoder_that_attends_in_both_directions_is_refused(family: str) -> No
         ("dots1", {"n_group": 3}, "4 experts in 3 groups .'n_group'."),
         ("dots1", {"topk_group": 2}, "4 experts in 1 groups .*, of which 2 take part"),
         ("cohere2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer type 'chunked_attention'"),
+        ("cohere2_moe", {"rope_scaling": {"type": "yarn"}}, "'rope_scaling' is given, which transformers 5.24 leaves"),
+        ("cohere2_moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn is 'tanh'; expected softmax or sigmoid"),
+        (
+            "cohere2_moe",
+            {"num_shared_experts": 1, "shared_expert_combination_strategy": "max"},
+            "shared_expert_combination_strategy is 'max'; expected sum or average",
+        ),
         ("olmo3", {"rope_scaling": {"type": "ntk"}}, "rope type 'ntk' is not described"),
         ("stablelm", {"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2"),
         ("gpt_neox", {"rotary_pct": 0.2}, "rotary_pct is 0.2"),
