@@ -456,6 +456,17 @@ FAMILIES: dict[str, Case] = {
                              norm_topk_prob=False, first_k_dense_replace=0,
                              rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
                              **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1}),
+    "sarvam_mla": Case(family="sarvam_mla", config_class="SarvamMLAConfig",
+                       verified="MLA without a query latent; 4 of 8 experts, score correction bias, and shared ones, a "
+                       "dense layer; YaRN with mscale; config.json as published",
+                       rearranged=with_keys({"n_routed_experts": "num_experts", "n_shared_experts":
+                                             "num_shared_experts"}, head_dim=64, q_head_dim=32, rope_parameters=None,
+                                            rope_theta=1e4, rope_scaling={**YARN_SCORES, "rope_type": "deepseek_yarn"}),
+                       values={"rope_parameters": YARN_SCORES, **{**MLA, "q_lora_rank": None},
+                               **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1}}),
+    "sarvam_mla latent": case("sarvam_mla", "SarvamMLAConfig", "a query latent, groups, biases, RoPE by halves; "
+                              "config.json of transformers 5.24", attention_bias=True, rope_interleave=False,
+                              first_k_dense_replace=0, **MLA, **GROUPED_EXPERTS),
     "solar_open": case("solar_open", "SolarOpenConfig", "4 of 8 experts in 2 of 4 groups, score correction bias",
                        intermediate_size=..., **GROUPED_EXPERTS),
     "exaone_moe": case("exaone_moe", "ExaoneMoeConfig", "2 of 4 experts, score correction bias, and a shared one; a "

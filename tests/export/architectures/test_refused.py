@@ -37,6 +37,7 @@ OWN = {
     },
     "glm4_moe_lite": {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "minicpm3": {"num_key_value_heads": 4},
+    "sarvam_mla": {"num_key_value_heads": 4, "n_routed_experts": 8},
     "gemma3n": {"num_kv_shared_layers": 0},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4": {"vocab_size_per_layer_input": 307},
