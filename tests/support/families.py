@@ -507,6 +507,15 @@ FAMILIES: dict[str, Case] = {
                     "window on one of two "
                     "layers, YaRN", num_local_experts=4, num_experts_per_tok=2, swiglu_limit=2.0,
                     rope_parameters={**YARN, "truncate": False}, **WINDOWED),
+    "flint": Case(family="flint", config_class="FlintConfig", verified="2 of 4 experts and a shared one, dense layers, "
+                  "attention sinks, window, NoPE layers; config.json without types of layers",
+                  rearranged=with_keys({}, layer_types=None, mlp_only_layers=None),
+                  values={"num_hidden_layers": 5, "shared_expert_intermediate_size": 48, **EXPERTS, **WINDOWED}),
+    "flint biases": case("flint", "FlintConfig", "experts in every other layer, whose weights are not normalised; "
+                         "biases, tied head, window on the first of two layers", decoder_sparse_step=2,
+                         mlp_only_layers=[], shared_expert_intermediate_size=48, norm_topk_prob=False,
+                         attention_bias=True, tie_word_embeddings=True,
+                         layer_types=["sliding_attention", "full_attention"], **EXPERTS, **WINDOWED),
     "opt": case("opt", "OPTConfig", "learned position embeddings, layer norms, biases", ffn_dim=96,
                 word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),
