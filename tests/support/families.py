@@ -516,6 +516,14 @@ FAMILIES: dict[str, Case] = {
                          mlp_only_layers=[], shared_expert_intermediate_size=48, norm_topk_prob=False,
                          attention_bias=True, tie_word_embeddings=True,
                          layer_types=["sliding_attention", "full_attention"], **EXPERTS, **WINDOWED),
+    "afmoe": Case(family="afmoe", config_class="AfmoeConfig", verified="2 of 4 experts, score correction bias, and two "
+                  "shared ones; a dense layer; gated attention, q and k norms, window, NoPE layers, scaled embedding; "
+                  "config.json without types of layers", rearranged=with_keys({}, layer_types=None),
+                  values={"num_hidden_layers": 4, "global_attn_every_n_layers": 2, "mup_enabled": True,
+                          "route_scale": 1.7, "rms_norm_eps": 0.03, **EXPERTS, **WINDOWED}),
+    "afmoe biases": case("afmoe", "AfmoeConfig", "biases, tied head, no dense layer, a shared expert",
+                         attention_bias=True, tie_word_embeddings=True, num_dense_layers=0, num_shared_experts=1,
+                         layer_types=["full_attention", "sliding_attention"], **EXPERTS, **WINDOWED),
     "opt": case("opt", "OPTConfig", "learned position embeddings, layer norms, biases", ffn_dim=96,
                 word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),

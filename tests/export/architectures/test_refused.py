@@ -162,6 +162,8 @@ def test_a_decoder_that_attends_in_both_directions_is_refused(family: str) -> No
             {"num_shared_experts": 1, "shared_expert_combination_strategy": "max"},
             "shared_expert_combination_strategy is 'max'; expected sum or average",
         ),
+        ("afmoe", {"score_func": "softmax"}, "score_func is 'softmax'; expected sigmoid"),
+        ("afmoe", {"route_norm": False}, "route_norm is false"),
         ("olmo3", {"rope_scaling": {"type": "ntk"}}, "rope type 'ntk' is not described"),
         ("stablelm", {"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2"),
         ("gpt_neox", {"rotary_pct": 0.2}, "rotary_pct is 0.2"),
