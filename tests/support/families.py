@@ -524,6 +524,15 @@ FAMILIES: dict[str, Case] = {
     "afmoe biases": case("afmoe", "AfmoeConfig", "biases, tied head, no dense layer, a shared expert",
                          attention_bias=True, tie_word_embeddings=True, num_dense_layers=0, num_shared_experts=1,
                          layer_types=["full_attention", "sliding_attention"], **EXPERTS, **WINDOWED),
+    "mellum": case("mellum", "MellumConfig", "2 of 4 experts, weights normalised, a dense layer; window with a RoPE of "
+                   "its own, YaRN elsewhere", num_hidden_layers=3, rope_parameters=OLMO3_ROPE,
+                   mlp_layer_types=["dense", "sparse", "sparse"],
+                   layer_types=["sliding_attention", "full_attention", "sliding_attention"], **EXPERTS, **WINDOWED),
+    "mellum plain": Case(family="mellum", config_class="MellumConfig", verified="no windows, biases, tied head, "
+                         "weights not normalised; config.json without RoPE and types of layers",
+                         rearranged=with_keys({}, layer_types=None, mlp_layer_types=None, rope_parameters=None),
+                         values={"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True,
+                                 **EXPERTS}),
     "opt": case("opt", "OPTConfig", "learned position embeddings, layer norms, biases", ffn_dim=96,
                 word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),
