@@ -15,6 +15,7 @@ from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.mlp import Mlp, Moe
 
+_DENSE = "first_k_dense_replace"
 _SCORING_FUNCS = {"softmax": "softmax_topk", "sigmoid": "sigmoid"}
 _SHARES = {"sum": 1.0, "average": 0.5}  # of the chosen experts' sum, and of the shared one
 
@@ -23,8 +24,7 @@ def describe(config: Config) -> Decoder:
     if config.has("rope_scaling"):
         raise UnsupportedModel("'rope_scaling' is given, which transformers 5.24 leaves out for this family; expected "
                                "null, or the scaling in 'rope_parameters'.")  # fmt: skip
-    dense, prefix = (config.integer(key, default, least=default) for key, default in
-                     (("first_k_dense_replace", 0), ("prefix_dense_sliding_window_pattern", 1)))  # fmt: skip
+    dense, prefix = config.integer(_DENSE, 0, least=0), config.integer("prefix_dense_sliding_window_pattern", 1)
     first, rest = all_but_every(prefix), all_but_every(config.integer("sliding_window_pattern", 4))
     sliding = sliding_layers(config, lambda index: first(index) if index < dense else rest(index - dense))
     shape = cohere.shape(config, "cohere2_moe")
