@@ -282,7 +282,7 @@ def _spans(start: int, positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _worth_keeping(session: KeepsStates, positions: Sequence[int], start: int, most: int) -> list[int]:
-    """At most `most` of the positions behind `start`: where prompts part, the last one, and others that lie far apart."""
+    """At most `most` of the positions behind `start`: where prompts part, the last one, and others far apart."""
     left = [at for at in positions if at > start]
     while len(left) > most:
         places = [start, *left]

@@ -74,6 +74,8 @@ class GraphVariant:
     # what an encoder of images of any size computes from: "inputs", of the size (backends/image_grid.py), beside
     # pixels; "pixels" alone; or "patches" of an image and their grid, "image_grid_thw", as Qwen's processors make them
     grid_from: str = "inputs"
+    # sums of products with each tap in place of CausalConvWithState, whose kernel on the CPU takes longer at any length
+    convolves_by_taps: bool = False
     gives_hidden: bool = False  # hidden states are an output, for a draft head
     guesses: bool = False  # a draft head's best token is an output, with what it reads next: export/onnx/guess.py
     float_matrices: bool = (
@@ -159,6 +161,7 @@ FLOAT32 = GraphVariant(
     latent_kv=True,
     chunks=True,
     recurrent=True,
+    convolves_by_taps=True,
     images=True,
     mrope=True,
 )
@@ -228,6 +231,7 @@ WASM = replace(
     float_matrices=True,
     latent_kv=False,
     chunks=False,
+    convolves_by_taps=False,
 )
 # for the CPU, of mixtures of experts; its operator is in ONNX Runtime 1.32 and later, and not exact
 QMOE = replace(FLOAT32, name="qmoe-float32", file="model.qmoe.onnx", fuses_experts=True, images_by_run=True)

@@ -165,9 +165,28 @@ class Recurrent:
         weight = graph.stored([entry], shape=(graph.size(entry) // kernel, 1, kernel), name=entry)
         bias = graph.cast(graph.stored([convolution_name(index, "bias")])) if has_bias else ""
         past, present = self.products.variant.states("conv", index)
+        if self.products.variant.convolves_by_taps:
+            return self.by_taps(x, kernel, weight, bias, past, present, activation=activation)
         name = graph.named("convolved")
         inputs = [x, graph.cast(weight), bias, past]
         graph.node(
             "CausalConvWithState", inputs, [name, present], name, MICROSOFT, channels_last=1, activation=activation
         )
         return name
+
+    def by_taps(self, x: str, kernel: int, weight: str, bias: str, past: str, present: str, *, activation: str) -> str:
+        """CausalConvWithState of x [B, T, values] by a product for each tap. weight: [values, 1, kernel]."""
+        graph = self.graph
+        taps = [graph.named(f"tap.{place}.weight") for place in range(kernel)]
+        rows = graph.op("Transpose", [weight], "taps", perm=[2, 1, 0])
+        graph.node("Split", [rows], taps, graph.named("taps.each"), axis=0, num_outputs=kernel)
+        seen = graph.op("Concat", [past, x], "convolved.seen", axis=1)
+        axis, end = graph.constant(1), graph.constant(2**31)
+        graph.node("Slice", [seen, graph.constant(1 - kernel), end, axis], [present], present)
+        total = bias
+        for place, tap in enumerate(taps):
+            last = graph.constant(place + 1 - kernel) if place < kernel - 1 else end
+            shifted = graph.op("Slice", [seen, graph.constant(place), last, axis], f"tap.{place}.seen")
+            product = graph.op("Mul", [shifted, tap], f"tap.{place}.product")
+            total = graph.op("Add", [total, product], f"tap.{place}.sum") if total else product
+        return total if activation == "none" else graph.op("QuickGelu", [total], "convolved", MICROSOFT, alpha=1.0)
