@@ -32,7 +32,7 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 
 # machines are shared: a slow example is no failure
 settings.register_profile("quick", max_examples=25, deadline=None)
-settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
