@@ -266,7 +266,7 @@ class Layers:
         q, k, v = np.split(passed, np.cumsum([mixer.q.rows, mixer.k.rows]), axis=1)
         shared = mixer.value_heads // mixer.key_heads
         q, k = (of_length_one(each.reshape(len(x), mixer.key_heads, -1)).repeat(shared, axis=1) for each in (q, k))
-        beta = sigmoid(x @ weights.matrix(mixer.beta).T)
+        beta = sigmoid(x @ weights.matrix(mixer.beta).T) * np.float32(2 if mixer.allow_neg_eigval else 1)
         log_decay, bias = (weights.tensor(decay_name(index, part)) for part in ("log_decay", "decay_bias"))
         decay = -np.exp(log_decay) * np.logaddexp(x @ weights.matrix(mixer.decay).T + bias, 0)
         by = np.float32(np.sqrt(mixer.key_dim))

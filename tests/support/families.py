@@ -252,6 +252,22 @@ def with_stacked_experts(tensors: Tensors, config: dict[str, Any]) -> tuple[Tens
     return found, config
 
 
+def as_published_olmo_hybrid(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Convolutions of queries, keys and values by their sizes, and post-norms by OLMo 2's names."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    found = dict(tensors)
+    for index, kind in enumerate(config["layer_types"]):
+        place = f"model.layers.{index}"
+        if kind == "full_attention":
+            post_norm = found.pop(f"{place}.feedforward_layer_norm.weight")
+            found[f"{place}.post_attention_layernorm.weight"] = post_norm
+            continue
+        names = [f"{place}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        parts = np.split(np.concatenate([tensors[name] for name in names]), [keys, 2 * keys])
+        found.update(zip(names, parts, strict=True))
+    return found, config
+
+
 def as_part_of(model_type: str) -> Rearranged:
     """A text model in its place in a multimodal checkpoint."""
 
@@ -527,6 +543,13 @@ FAMILIES: dict[str, Case] = {
                      num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, head_dim=...),
     "qwen3_next": case("qwen3_next", "Qwen3NextConfig", "Gated DeltaNet in two of three layers, 2 of 4 experts and a "
                        "shared one, gated attention, partial rotary embedding (25%)", **QWEN_EXPERTS, **DELTA),
+    "olmo_hybrid": Case(family="olmo_hybrid", config_class="OlmoHybridConfig", rearranged=as_published_olmo_hybrid,
+                        verified="Gated DeltaNet with negative eigenvalues in two of three layers, NoPE attention",
+                        values={**DELTA, "head_dim": ..., "rope_parameters": {"rope_theta": None},
+                                "rms_norm_eps": 0.03}),
+    "olmo_hybrid rope": case("olmo_hybrid", "OlmoHybridConfig", "RoPE, biases, tied head, no negative eigenvalues; "
+                             "tensors of transformers 5.24", num_hidden_layers=3, head_dim=..., attention_bias=True,
+                             tie_word_embeddings=True, linear_allow_neg_eigval=False),
     "lara_mini": case("lara_mini", "LaraMiniConfig", "Gated DeltaNet, window, a NoPE layer; 2 of 4 experts and a "
                       "shared one", intermediate_size=..., **QWEN_EXPERTS, **WINDOWED,
                       **{**DELTA, "layer_types": ["linear_attention", "sliding_attention", "full_attention"]}),

@@ -115,6 +115,9 @@ def test_a_decoder_that_attends_in_both_directions_is_refused(family: str) -> No
         ("lfm2", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
         ("lfm3", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
         ("lara_mini", {"layer_types": ["linear_attention"] * 2}, "no layer has attention"),
+        ("olmo_hybrid", {"layer_types": ["linear_attention"] * 2}, "no layer has attention"),
+        ("olmo_hybrid", {"layer_types": ["sliding_attention", "full_attention"]}, "layer type 'sliding_attention'"),
+        ("olmo_hybrid", {"linear_num_value_heads": 6}, "6 value heads are no multiple of 4 key heads"),
         ("apertus1p5_text", {"output_vocab_size": 400}, "output_vocab_size is 400; .* at most the 307 tokens"),
         ("apertus1p5_text", {"output_vocab_size": 300, "tie_word_embeddings": True}, "expected a head of its own"),
         ("qwen3_next", {"full_attention_interval": 4}, "no layer has attention"),
@@ -269,6 +272,22 @@ def test_a_rotation_that_an_apertus_leaves_out_is_transformers_default() -> None
     assert described("apertus").rope == described("apertus", rope_scaling=given).rope
     assert described("apertus").rope.scaling is not None
     assert described("apertus", rope_parameters={"rope_type": "default"}).rope.scaling is None
+
+
+@pytest.mark.parametrize(
+    ("values", "has_rope"),
+    [
+        ({"rope_theta": None}, False),
+        ({"rope_parameters": {"rope_theta": None}}, False),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}}, True),
+        ({"rope_parameters": None}, True),
+        ({}, True),
+    ],
+)
+def test_an_olmo_hybrid_has_rope_unless_its_base_is_null(values: dict[str, object], has_rope: bool) -> None:
+    """As transformers reads it: what is left out is 10,000."""
+    (attention,) = described("olmo_hybrid", **values).attentions
+    assert (attention.rope == 0) == has_rope
 
 
 @pytest.mark.parametrize("whole", [True, False])
