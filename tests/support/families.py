@@ -140,6 +140,7 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 GEMMA3 = {**BASE, **WINDOWED, "sliding_window_pattern": 2, "rope_parameters": ROPE_KINDS, "query_pre_attn_scalar": 24}
 GEMMA4 = {"num_hidden_layers": 6, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2, **WINDOWED,
           "global_head_dim": 32, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 307}  # fmt: skip
+GEMMA4_UNIFIED = {key: value for key, value in GEMMA4.items() if not key.endswith("_per_layer_input")}
 GEMMA3N = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, **WINDOWED,
            "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 290,
            "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.0], "laurel_rank": 16,
@@ -508,6 +509,13 @@ FAMILIES: dict[str, Case] = {
                                 text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES,
                                              "sliding_window": 30, "use_bidirectional_attention": "vision"},
                                 vision_config={**GEMMA4_VISION, "standardize": True}, **GEMMA4_TOKENS),
+    "gemma4_unified_text": case("gemma4_unified_text", "Gemma4UnifiedTextConfig", "larger heads with partial RoPE in "
+                                "global layers, window, KV sharing across layers, soft cap", num_kv_shared_layers=3,
+                                final_logit_softcapping=4.0, **GEMMA4_UNIFIED),
+    "gemma4_unified": case("gemma4_unified", "Gemma4UnifiedConfig", "the text decoder of a multimodal checkpoint; keys "
+                           "used as values, and fewer KV heads, in global layers", vision_config=None,
+                           audio_config=None, text_config={**BASE, **GEMMA4_UNIFIED, "attention_k_eq_v": True,
+                                                           "num_global_key_value_heads": 1}),
     "gemma4_text experts": case("gemma4_text", "Gemma4TextConfig", "2 of 4 experts beside the MLP, with norms of their "
                                 "own", final_logit_softcapping=4.0, enable_moe_block=True, num_experts=4,
                                 top_k_experts=2, moe_intermediate_size=48,

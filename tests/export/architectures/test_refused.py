@@ -18,7 +18,18 @@ from tests.support.tiny import tiny_config
 KEYS = {"gpt2": "activation_function", "opt": "activation_function", "falcon": "activation"}
 KEYS["nemotron_h"] = "mlp_hidden_act"
 KEYS |= dict.fromkeys(
-    ("gemma2", "gemma3_text", "gemma3", "vaultgemma", "gemma4", "gemma4_text", "gemma3n", "gemma3n_text"),
+    (
+        "gemma2",
+        "gemma3_text",
+        "gemma3",
+        "vaultgemma",
+        "gemma4",
+        "gemma4_text",
+        "gemma4_unified",
+        "gemma4_unified_text",
+        "gemma3n",
+        "gemma3n_text",
+    ),
     "hidden_activation",
 )
 OWN = {
@@ -72,7 +83,7 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
-    sees = ("gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")
+    sees = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
     return values if family not in sees else {"model_type": family, "text_config": values}
 
 
@@ -247,7 +258,7 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
         describe(Config({**whole, **values}))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "mistral3"])
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))
