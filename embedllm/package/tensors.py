@@ -205,7 +205,8 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
             all_norms += [layer.attention_norm, *inner, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm]
         if isinstance(decoder.vision, DynamicVision):
             mergers = decoder.vision.mergers
-            all_norms += [decoder.vision.patches_norm, *(norm for merger in mergers for norm in merger.norms)]
+            all_norms += [decoder.vision.pixels_norm, decoder.vision.patches_norm, decoder.vision.positions_norm]
+            all_norms += [norm for merger in mergers for norm in merger.norms]
         else:
             all_norms += [decoder.vision.norm, decoder.vision.projector_norm]
     yield from (norm for norm in all_norms if norm is not None)

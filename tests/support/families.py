@@ -178,6 +178,8 @@ SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "n
 GEMMA4_VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
                  "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2,
                  "position_embedding_size": 24, "initializer_range": 0.2, "rms_norm_eps": 1e-3}  # fmt: skip
+GEMMA4_UNIFIED_VISION = {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 48, "mm_posemb_size": 12,
+                         "output_proj_dims": 48, "initializer_range": 0.2, "rms_norm_eps": 1e-3}  # fmt: skip
 GEMMA4_TOKENS = {
     "image_token_id": 300,
     "video_token_id": 400,
@@ -516,6 +518,10 @@ FAMILIES: dict[str, Case] = {
                            "used as values, and fewer KV heads, in global layers", vision_config=None,
                            audio_config=None, text_config={**BASE, **GEMMA4_UNIFIED, "attention_k_eq_v": True,
                                                            "num_global_key_value_heads": 1}),
+    "gemma4_unified images": case("gemma4_unified", "Gemma4UnifiedConfig", "with images: norms of pixels, patches and "
+                                  "positions, tokens of an image that attend to one another in layers with a window",
+                                  text_config={**BASE, **GEMMA4_UNIFIED, "sliding_window": 30},
+                                  vision_config=GEMMA4_UNIFIED_VISION, **GEMMA4_TOKENS),
     "gemma4_text experts": case("gemma4_text", "Gemma4TextConfig", "2 of 4 experts beside the MLP, with norms of their "
                                 "own", final_logit_softcapping=4.0, enable_moe_block=True, num_experts=4,
                                 top_k_experts=2, moe_intermediate_size=48,
