@@ -54,6 +54,7 @@ OWN = {
     "gemma4_text": {"vocab_size_per_layer_input": 307},
     "lfm2_vl": {"full_attn_idxs": [1]},
     "lfm2_moe": {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
+    "lfm3_vl": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
@@ -80,6 +81,8 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family == "lfm2_vl":
         return {"model_type": family, "text_config": {**values, "model_type": "lfm2"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
+    if family == "lfm3_vl":
+        return {"model_type": family, "text_config": {**values, "model_type": "lfm3"}}
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
@@ -258,7 +261,12 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
         describe(Config({**whole, **values}))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "mistral3"])
+def test_an_lfm3_vl_of_another_text_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="the text model is a 'lfm2'; the description knows lfm3"):
+        describe(Config({"model_type": "lfm3_vl", "text_config": {"model_type": "lfm2"}}))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "lfm3_vl", "mistral3"])
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))
