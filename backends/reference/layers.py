@@ -100,13 +100,14 @@ class Layers:
             x = x + self._weights.tensor(f"{decoder.position_embeddings.name}.weight")[start : start + len(x)]
         return self._norm(x, decoder.embedding_norm)
 
-    def _set_per_layer_inputs(self, x: F32, rows: F32) -> None:
-        """Keeps the per-layer embeddings of tokens. x: what the first layer is given; rows: of the table."""
+    def _set_per_layer_inputs(self, x: F32, rows: F32 | None = None) -> None:
+        """Keeps the per-layer embeddings of tokens. x: what the first layer is given; rows: of a table."""
         inputs = self._weights.decoder.per_layer_embedding
         assert inputs is not None
         projected = self._linear(x, inputs.projection).reshape(len(x), -1, inputs.size)
-        looked_up: F32 = rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
-        total: F32 = self._norm(projected, inputs.norm) + looked_up
+        total = self._norm(projected, inputs.norm)
+        if rows is not None:
+            total = total + rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
         self._per_layer_inputs = total * np.float32(inputs.multiplier)
 
     def _layer(self, index: int, layer: Layer, x: F32) -> F32:

@@ -160,11 +160,8 @@ def linears(layer: Layer) -> Iterator[Linear]:
 
 def tables(decoder: Decoder) -> tuple[Linear, ...]:
     """Every quantized table whose rows are looked up by token."""
-    return (
-        (decoder.embedding,)
-        if decoder.per_layer_embedding is None
-        else (decoder.embedding, decoder.per_layer_embedding.table)
-    )
+    per_layer = None if decoder.per_layer_embedding is None else decoder.per_layer_embedding.table
+    return (decoder.embedding,) if per_layer is None else (decoder.embedding, per_layer)
 
 
 def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
