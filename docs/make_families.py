@@ -36,7 +36,8 @@ weights are part of the tests.
   reference, both within 0.001 as above, for prefill, decoding and rewound sequences. With 32-bit weights, greedy
   replies of 32 tokens equal those of transformers, one by one and in batches of prompts of different lengths.
 - Every feature that CUDA supports was run on an H200 in float16, with 4-bit and 16-bit weights: within 0.05
-  ([cuda.md](cuda.md#families)); but LFM3's gate of each head was not.
+  ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, images of Gemma 4 12B
+  and EmbeddingGemma 2 were not.
 
 ## Notes on features
 

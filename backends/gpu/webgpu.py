@@ -201,7 +201,7 @@ class WebGpuEngine:
         assert vision is not None
         has_windows = isinstance(vision, DynamicVision) and vision.window > 0
         attends = _attends_to_many()
-        if attends and not has_windows:
+        if not vision.layers or (attends and not has_windows):
             return start(path, options)
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(file.parent))
         return start(with_plain_attention(file, vision.hidden, masked_only=attends), options)

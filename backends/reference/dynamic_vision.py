@@ -34,10 +34,11 @@ class ReferenceDynamicVision(Layers):
         vision, inputs = self._vision, encoder_inputs(self._vision, pixel_values)
         self._inputs = inputs
         x = self._patches(inputs["pixel_values"][0])[inputs[PATCH_ORDER]]
-        x = x if vision.patches_norm is None else self._norm(x, vision.patches_norm)
+        x = self._norm(x, vision.patches_norm)
         if vision.positions is not None:
             places, weights = (inputs[name] for name in POSITIONS)
             x = x + (self._weights.tensor(f"{vision.positions.name}.weight")[places] * weights).sum(axis=0)
+        x = self._norm(x, vision.positions_norm)
         deepstack: dict[int, F32] = {}
         for index, layer in enumerate(vision.layers):
             x = self._layer(index, layer, x)
@@ -53,6 +54,9 @@ class ReferenceDynamicVision(Layers):
         vision, side = self._vision, self._vision.patch_size
         rows, columns = (length // side for length in pixels.shape[1:])
         patches = pixels.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(rows * columns, 3, -1)
+        if vision.pixels_norm is not None:
+            normed = self._norm(patches.transpose(0, 2, 1).reshape(rows * columns, -1), vision.pixels_norm)
+            patches = normed.reshape(rows * columns, -1, 3).transpose(0, 2, 1)
         kernel = self._weights.tensor(f"{PATCHES}.weight")
         if vision.patches_channels_last:
             kernel = kernel.reshape(vision.hidden, side * side, 3).transpose(0, 2, 1)

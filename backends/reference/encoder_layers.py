@@ -39,6 +39,8 @@ class EncoderLayers(Layers):
         if decoder.position_embeddings is not None:
             x = x + weights.tensor(f"{decoder.position_embeddings.name}.weight")[: len(x)]
         x = self._norm(x, decoder.embedding_norm)
+        if decoder.per_layer_embedding is not None:
+            self._set_per_layer_inputs(x)
         for index, layer in enumerate(decoder.layers):
             x = self._behind(index, layer, x) if self._encoder.post_norm else self._layer(index, layer, x)
         return self._norm(x, decoder.norm)

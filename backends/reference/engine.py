@@ -195,6 +195,7 @@ class ReferenceSession(Layers):
         self.put_images(self.position, tokens)
         if decoder.per_layer_embedding is not None:
             table = decoder.per_layer_embedding.table
+            assert table is not None  # as all decoders have
             self._set_per_layer_inputs(x, engine.rows(table, [token if token < table.rows else 0 for token in tokens]))
         x = self._begun(x)
         for index, layer in enumerate(decoder.layers):

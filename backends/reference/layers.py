@@ -100,13 +100,14 @@ class Layers:
             x = x + self._weights.tensor(f"{decoder.position_embeddings.name}.weight")[start : start + len(x)]
         return self._norm(x, decoder.embedding_norm)
 
-    def _set_per_layer_inputs(self, x: F32, rows: F32) -> None:
-        """Keeps the per-layer embeddings of tokens. x: what the first layer is given; rows: of the table."""
+    def _set_per_layer_inputs(self, x: F32, rows: F32 | None = None) -> None:
+        """Keeps the per-layer embeddings of tokens. x: what the first layer is given; rows: of a table."""
         inputs = self._weights.decoder.per_layer_embedding
         assert inputs is not None
         projected = self._linear(x, inputs.projection).reshape(len(x), -1, inputs.size)
-        looked_up: F32 = rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
-        total: F32 = self._norm(projected, inputs.norm) + looked_up
+        total = self._norm(projected, inputs.norm)
+        if rows is not None:
+            total = total + rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
         self._per_layer_inputs = total * np.float32(inputs.multiplier)
 
     def _layer(self, index: int, layer: Layer, x: F32) -> F32:
@@ -266,7 +267,7 @@ class Layers:
         q, k, v = np.split(passed, np.cumsum([mixer.q.rows, mixer.k.rows]), axis=1)
         shared = mixer.value_heads // mixer.key_heads
         q, k = (of_length_one(each.reshape(len(x), mixer.key_heads, -1)).repeat(shared, axis=1) for each in (q, k))
-        beta = sigmoid(x @ weights.matrix(mixer.beta).T)
+        beta = sigmoid(x @ weights.matrix(mixer.beta).T) * np.float32(2 if mixer.allow_neg_eigval else 1)
         log_decay, bias = (weights.tensor(decay_name(index, part)) for part in ("log_decay", "decay_bias"))
         decay = -np.exp(log_decay) * np.logaddexp(x @ weights.matrix(mixer.decay).T + bias, 0)
         by = np.float32(np.sqrt(mixer.key_dim))

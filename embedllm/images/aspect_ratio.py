@@ -37,8 +37,24 @@ class TokenBudget:
 
 def open_aspect_ratio(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> AnySizeProcessor:
     """The processor of these settings. Raises PackageError where they and the vision encoder disagree."""
-    check_resizes(settings)
     check_encoder(settings, {"patch_size": vision.patch_size, "pooling_kernel_size": vision.merge_size})
+    return _opened(settings, vision, named, _centred(settings))
+
+
+def open_unified(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> AnySizeProcessor:
+    """As open_aspect_ratio(), for Gemma 4 12B: its model has no encoder, and reads squares of patches as they are."""
+    sides = settings.count("patch_size", 16), settings.count("pooling_kernel_size", 3)
+    if sides[0] * sides[1] != vision.patch_size:
+        raise PackageError(
+            f"'patch_size' is {sides[0]} and 'pooling_kernel_size' {sides[1]} in the image processor's settings of "
+            f"'{settings.where}'; its model reads squares of {vision.patch_size} pixels a side. Copy the settings "
+            "from the same checkpoint again."
+        )
+    return _opened(settings, vision, named, _pixels(settings))
+
+
+def _opened(settings: Settings, vision: DynamicVision, named: Mapping[str, str], pixels: Pixels) -> AnySizeProcessor:
+    check_resizes(settings)
     most = settings.count(_KEY, _BUDGET)
     if vision.positions_by_axis and most * vision.merge_size > vision.positions_side:
         raise PackageError(
@@ -46,7 +62,7 @@ def open_aspect_ratio(settings: Settings, vision: DynamicVision, named: Mapping[
             f"positions for {vision.positions_side // vision.merge_size} tokens in a row."
         )
     return AnySizeProcessor(
-        pixels=_centred(settings),
+        pixels=pixels,
         factor=vision.factor,
         size_rule=TokenBudget(most_tokens=most),
         placeholder=named.get("image_token", "<|image|>"),
@@ -66,9 +82,13 @@ def most_tokens(folder: Path) -> int:
 
 def _centred(settings: Settings) -> Pixels:
     """The model itself makes -1 to 1 of values from 0 to 1: here that is one step with what settings ask for."""
-    is_normalized = settings.flag("do_normalize", False)
-    own = settings if is_normalized else Settings(settings.where, {**settings.values, "do_normalize": False})
-    pixels = own.pixels(resample=3, usual_mean=0.0, usual_std=1.0)
+    pixels = _pixels(settings)
     halves = [one / 2 for one in pixels.std]
     middle = tuple(mean + half for mean, half in zip(pixels.mean, halves, strict=True))
     return replace(pixels, mean=middle, std=tuple(halves))
+
+
+def _pixels(settings: Settings) -> Pixels:
+    is_normalized = settings.flag("do_normalize", False)
+    own = settings if is_normalized else Settings(settings.where, {**settings.values, "do_normalize": False})
+    return own.pixels(resample=3, usual_mean=0.0, usual_std=1.0)

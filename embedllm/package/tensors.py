@@ -160,11 +160,8 @@ def linears(layer: Layer) -> Iterator[Linear]:
 
 def tables(decoder: Decoder) -> tuple[Linear, ...]:
     """Every quantized table whose rows are looked up by token."""
-    return (
-        (decoder.embedding,)
-        if decoder.per_layer_embedding is None
-        else (decoder.embedding, decoder.per_layer_embedding.table)
-    )
+    per_layer = None if decoder.per_layer_embedding is None else decoder.per_layer_embedding.table
+    return (decoder.embedding,) if per_layer is None else (decoder.embedding, per_layer)
 
 
 def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
@@ -205,7 +202,8 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
             all_norms += [layer.attention_norm, *inner, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm]
         if isinstance(decoder.vision, DynamicVision):
             mergers = decoder.vision.mergers
-            all_norms += [decoder.vision.patches_norm, *(norm for merger in mergers for norm in merger.norms)]
+            all_norms += [decoder.vision.pixels_norm, decoder.vision.patches_norm, decoder.vision.positions_norm]
+            all_norms += [norm for merger in mergers for norm in merger.norms]
         else:
             all_norms += [decoder.vision.norm, decoder.vision.projector_norm]
     yield from (norm for norm in all_norms if norm is not None)

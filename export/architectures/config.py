@@ -117,6 +117,12 @@ class Config:
             raise self._wrong(key, value, "a string")
         return value
 
+    def text_or_none(self, key: str, default: str) -> str | None:
+        """None where the config says null, the default only where it says nothing."""
+        if self._data.get(self._names.get(key, key), default) is None:
+            return None
+        return self.text(key, default)
+
     def texts(self, key: str) -> list[str] | None:
         value = self._get(key, None)
         if value is None:

@@ -31,16 +31,22 @@ _ROPES = {
 
 
 def describe(config: Config) -> Decoder:
+    return describe_text(config, "lfm3", "model")
+
+
+def describe_text(config: Config, model_type: str, place: str) -> Decoder:
+    """The decoder of an LFM3 whose tensors have names that begin with `place`."""
     config = config.filled({"rope_parameters": _ROPES})  # of each kind: 'rope_theta' does not replace these
     head_dim, bias = config.integer("head_dim", 128), config.flag("attention_bias", False)
     types = layer_types(config, (FULL, SLIDING, CONVOLUTION)) or _usual_types(config.integer("num_hidden_layers"))
     if set(types) == {CONVOLUTION}:
         raise UnsupportedModel("no layer has attention; expected one at least, whose keys are as many as the tokens.")
+    names = replace(_NAMES, model=place)
     sliding = [kind == SLIDING for kind in types]
     rope, local = full_rope(config, head_dim), describe_rope(config, head_dim, RopeKeys(theta=1e6, layers=SLIDING))
     shape = Shape(
-        model_type="lfm3",
-        names=replace(_NAMES, **_POST_NORMS) if config.flag("use_sandwich_norm", True) else _NAMES,
+        model_type=model_type,
+        names=replace(names, **_POST_NORMS) if config.flag("use_sandwich_norm", True) else names,
         norm=NormKind(key="norm_eps", epsilon=1e-5),
         tied=True,
         qkv_bias=bias,

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.export.checkpoints.fused_experts import find_experts, has_no_suffix
+from embedllm.export.checkpoints.fused_experts import Experts, find_experts, has_no_suffix
 from embedllm.export.checkpoints.open_files import OpenFiles
 from embedllm.export.checkpoints.quantized.detect import QuantizedMatrix, find_quantized
 from embedllm.export.checkpoints.quantized.packed_integers import PackedMatrix
 from embedllm.export.checkpoints.quantized.schemes import scheme_of, without_scheme
+from embedllm.export.checkpoints.split_convolutions import SplitConvolution, find_convolution
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.json_object import required_json_object
 from embedllm.files.safetensors_header import BYTES, Tensor, read_header
@@ -36,6 +37,7 @@ _CONSTANTS = ("inv_freq", "act_fn.beta", "act_fn.eps")  # the same in every chec
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _HEAD = "lm_head.weight"
 _OLD = {"weight": "gamma", "bias": "beta"}  # of names in the first BERTs
+_PRE_NORMS = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
 
 
 class HuggingFaceSource:
@@ -77,11 +79,14 @@ class HuggingFaceSource:
         A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
 
         Norms of the first BERTs (bert-base-uncased) have a gamma and a beta. transformers 5 saves SigLIP without
-        "vision_model.". A table that is head and embedding may be stored as the head.
+        "vision_model.". A table that is head and embedding may be stored as the head. OLMo Hybrid's norms have names of
+        their own, which transformers 5 writes for its post-norms, too.
         """
         part, _, end = name.rpartition(".")
         names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
         names += [part] if end == "weight" and has_no_suffix(part) else []
+        layer, _, norm = part.rpartition(".")
+        names += [f"{layer}.{_PRE_NORMS[norm]}.{end}"] if norm in _PRE_NORMS else []
         names += [_HEAD] if name in _EMBEDDINGS and self.config.get("tie_word_embeddings") is True else []
         names += [name.replace(_SIGLIP, _NEW_SIGLIP, 1)] if _SIGLIP in name else []
         stored = (each for name in names for each in (name, name.partition(".")[2]) if each in self._tensors)
@@ -121,9 +126,9 @@ class HuggingFaceSource:
 
         All dimensions of the tensor but the last count as one.
         """
-        experts = find_experts(self._tensors, name)
-        if experts is not None:
-            experts.check(name, shape)
+        composed = self._composed(name)
+        if composed is not None:
+            composed.check(name, shape)
             return
         packed = self._packed(name)
         if packed is not None:
@@ -140,9 +145,9 @@ class HuggingFaceSource:
 
     def rows(self, name: str, start: int, stop: int) -> F32:
         """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
-        experts = find_experts(self._tensors, name)
-        if experts is not None:
-            return experts.rows(self._read, start, stop)
+        composed = self._composed(name)
+        if composed is not None:
+            return composed.rows(self._read, start, stop)
         packed = self._packed(name)
         if packed is not None:
             return packed.rows(self._read_cached, start, stop)
@@ -153,6 +158,10 @@ class HuggingFaceSource:
         row_bytes = row_values * BYTES[tensor.dtype]
         raw = self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
         return to_float32(raw, tensor.dtype).reshape(stop - start, *row_shape)
+
+    def _composed(self, name: str) -> Experts | SplitConvolution | None:
+        """What stands behind a name that no tensor has: a part of a tensor, or several."""
+        return find_experts(self._tensors, name) or find_convolution(self._tensors, name)
 
     def integers(self, name: str) -> NDArray[np.int64] | None:
         """A vector of 64-bit integers; None where there is none of that name. Raises ExportError for another type."""

@@ -40,8 +40,16 @@ class SentenceFolder:
     prompt: str = ""
 
     def applied(self, encoder: Encoder, hidden: int) -> Encoder:
-        """A family's encoder with what the folder says. Raises ExportError for matrices that do not fit."""
-        width = hidden
+        """A family's encoder with what the folder says, behind the family's own matrices.
+
+        Raises ExportError for matrices that do not fit, UnsupportedModel for a pooling in front of which the family's
+        matrices give something else than behind it.
+        """
+        pooling, width = self.pooling or encoder.pooling, encoder.dense[-1].linear.rows if encoder.dense else hidden
+        if encoder.dense and pooling == "max":
+            raise UnsupportedModel(
+                f"'{MODULES}' pools by 'max' what '{encoder.dense[-1].linear.source}' gives; that is not described."
+            )
         for step in self.denses:
             if step.linear.columns != width:
                 raise ExportError(
@@ -49,7 +57,7 @@ class SentenceFolder:
                     f"before it gives {width}."
                 )
             width = step.linear.rows
-        return replace(encoder, pooling=self.pooling or encoder.pooling, dense=self.denses,
+        return replace(encoder, pooling=pooling, dense=(*encoder.dense, *self.denses),
                        normalize=self.normalize, prompts=self.prompts, prompt=self.prompt)  # fmt: skip
 
 

@@ -26,13 +26,14 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
+from embedllm.export.onnx.per_layer_embeddings import gated_input, per_layer_inputs
 from embedllm.export.onnx.positions import Positions
 from embedllm.export.onnx.recurrent import Recurrent
 from embedllm.export.onnx.signature import signature
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle, MultiTokenPrediction
-from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding, PerLayerInput
+from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding
 from embedllm.package.architecture.recurrent import Mamba2
 from embedllm.package.architecture.weights import Norm
 from embedllm.package.graph_variants import (
@@ -230,18 +231,15 @@ class _Emitter:
 
     def per_layer_inputs(self, decoder: Decoder, inputs: PerLayerEmbedding, x: str) -> str:
         """The per-layer embeddings of the tokens, [B, T, layers, size]."""
-        graph, products = self.graph, self.products
+        graph, products, table = self.graph, self.products, inputs.table
+        assert table is not None  # as all decoders have
         graph.scope = "per_layer_embedding"
         tokens = "input_ids"
-        if inputs.table.rows < decoder.vocabulary:
-            is_known = graph.op("Less", [tokens, graph.constant(inputs.table.rows)], "known")
+        if table.rows < decoder.vocabulary:
+            is_known = graph.op("Less", [tokens, graph.constant(table.rows)], "known")
             tokens = graph.op("Where", [is_known, tokens, graph.constant(0)], "tokens")
-        rows = self.times(products.embedding(inputs.table, tokens), inputs.table_multiplier, "rows.multiplied")
-        projected = products.linear(x, [inputs.projection], "projection")
-        shape = graph.constant(0, 0, -1, inputs.size)
-        rows, projected = (graph.op("Reshape", [each, shape], f"{each}.by_layer") for each in (rows, projected))
-        both = graph.op("Add", [self.norms.plain(projected, inputs.norm, "norm"), rows], "both")
-        return self.times(both, inputs.multiplier, "per_layer_input")
+        rows = self.times(products.embedding(table, tokens), inputs.table_multiplier, "rows.multiplied")
+        return per_layer_inputs(self.norms, products, inputs, x, rows)
 
     def with_per_layer_input(self, index: int, layer: Layer, x: str, per_layer_inputs: str, is_last: bool) -> str:
         """The stream behind a layer of which more follows its mlp."""
@@ -250,15 +248,10 @@ class _Emitter:
             own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
             own = self.positions.selected(own, "per_layer_input") if is_last else own
             graph.scope = f"layers.{index}.per_layer_input"
-            gated = self.gated_input(layer.per_layer_input, x, own)
+            gated = gated_input(self.norms, self.mlps, layer.per_layer_input, x, own)
             graph.scope = f"layers.{index}"
             x = graph.op("Add", [x, gated], "per_layer_input.sum")
         return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
-
-    def gated_input(self, part: PerLayerInput, x: str, per_layer_inputs: str) -> str:
-        active = self.mlps.active(part.activation, self.products.linear(x, [part.gate], "gate"))
-        gated = self.graph.op("Mul", [active, per_layer_inputs], "gated")
-        return self.norms.plain(self.products.linear(gated, [part.up], "up"), part.norm, "norm")
 
     def altup_layer(
         self, index: int, layer: Layer, altup: AltUp, x: str, attentions: Attentions, per_layer_inputs: str
@@ -271,7 +264,7 @@ class _Emitter:
         assert layer.per_layer_input is not None
         own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
         graph.scope = f"layers.{index}.per_layer_input"
-        more = self.gated_input(layer.per_layer_input, self.altup_streams.read_first(index, x), own)
+        more = gated_input(self.norms, self.mlps, layer.per_layer_input, self.altup_streams.read_first(index, x), own)
         x = self.altup_streams.with_others(x, more)
         graph.scope = f"layers.{index}"
         return x

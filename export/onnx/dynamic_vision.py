@@ -96,6 +96,9 @@ class _Emitter:
         bias = [graph.cast(graph.stored([f"{PATCHES}.bias"]))] if vision.patches_bias else []
         if self.variant.grid_from == "patches":
             return self.placed(self.of_patches(bias))
+        if vision.pixels_norm is not None:
+            x = self.multiplied(self.norms.plain(self.flat_patches(), vision.pixels_norm, "pixels_norm"), bias)
+            return self.placed(graph.op("Gather", [x, PATCH_ORDER], "ordered", axis=1))
         grid = graph.op("Conv", ["pixel_values", self.kernel(), *bias], "grid", strides=[side, side])
         flat = graph.op("Reshape", [grid, graph.constant(0, 0, -1)], "grid.flat")
         rows = graph.op("Transpose", [flat], "patches", perm=[0, 2, 1])
@@ -103,18 +106,33 @@ class _Emitter:
 
     def of_patches(self, bias: list[str]) -> str:
         """Patches that are given one by one, in the order of squares, as products with their kernels."""
-        graph, shape = self.graph, [self.vision.hidden, patch_values(self.vision)]
         assert not self.vision.patches_channels_last
+        return self.graph.op(
+            "Unsqueeze", [self.multiplied("pixel_values", bias), self.graph.constant(0)], "patches.ordered"
+        )
+
+    def multiplied(self, x: str, bias: list[str]) -> str:
+        """Values x [..., values] of patches as products with their kernels, [..., hidden]."""
+        graph, shape = self.graph, [self.vision.hidden, patch_values(self.vision)]
         kernels = graph.cast(graph.stored([f"{PATCHES}.weight"], shape=shape, name="vision.patches.rows"))
-        x = graph.op("MatMul", ["pixel_values", graph.op("Transpose", [kernels], "kernels", perm=[1, 0])], "patches")
-        x = graph.op("Add", [x, *bias], "patches.biased") if bias else x
-        return graph.op("Unsqueeze", [x, graph.constant(0)], "patches.ordered")
+        x = graph.op("MatMul", [x, graph.op("Transpose", [kernels], "kernels", perm=[1, 0])], "patches")
+        return graph.op("Add", [x, *bias], "patches.biased") if bias else x
+
+    def flat_patches(self) -> str:
+        """The values of each patch, row by row and the channels of a pixel side by side, [1, patches, values]."""
+        graph, side = self.graph, self.vision.patch_size
+        x = graph.op("Transpose", ["pixel_values"], "pixels", perm=[0, 2, 3, 1])
+        x = graph.op("Reshape", [x, graph.constant(-1, side, 0, 3)], "pixels.rows")
+        x = graph.op("Reshape", [x, graph.constant(0, 0, -1, 3 * side)], "pixels.columns")
+        x = graph.op("Transpose", [x], "pixels.patches", perm=[0, 2, 1, 3])
+        return graph.op("Reshape", [x, graph.constant(1, -1, patch_values(self.vision))], "pixels.flat")
 
     def placed(self, x: str) -> str:
         """Patches x [1, patches, hidden] with their norm and positions."""
         graph, vision = self.graph, self.vision
-        x = x if vision.patches_norm is None else self.norms.plain(x, vision.patches_norm, "patches_norm")
-        return x if vision.positions is None else graph.op("Add", [x, self.positions(vision.positions)], "placed")
+        x = self.normed(x, vision.patches_norm)
+        x = x if vision.positions is None else graph.op("Add", [x, self.positions(vision.positions)], "placed")
+        return self.normed(x, vision.positions_norm)
 
     def kernel(self) -> str:
         """Of the convolution, [hidden, 3, patch_size, patch_size]."""

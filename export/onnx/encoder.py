@@ -20,6 +20,7 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.moe import feed_forward
 from embedllm.export.onnx.norms import Norms
+from embedllm.export.onnx.per_layer_embeddings import gated_input, per_layer_inputs
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.encoder import Encoder
@@ -29,6 +30,7 @@ from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.position_bias import alibi_slopes, buckets
+from embedllm.package.tensors import scale_name
 
 _HIDDEN_SCORE = -30000.0  # what a hidden key's score is lowered by: the sum of two stays finite in float16
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -60,9 +62,13 @@ class _Emitter:
         self.masks()
         graph.scope = "embedding"
         x = self.embedding()
+        own = ""
+        if decoder.per_layer_embedding is not None:
+            graph.scope = "per_layer_embedding"
+            own = per_layer_inputs(self.norms, self.products, decoder.per_layer_embedding, x)
         for index, layer in enumerate(decoder.layers):
             graph.scope = f"layers.{index}"
-            x = self.layer(index, layer, x)
+            x = self.with_per_layer_input(index, layer, self.layer(index, layer, x), own)
         graph.scope = "last"
         graph.node("Identity", [self.norms.plain(x, decoder.norm, "norm")], ["hidden"], "hidden")
         kind = FLOAT_TYPES[graph.activations]
@@ -179,6 +185,17 @@ class _Emitter:
         x = self.added(layer, x, output, layer.mlp_post_norm, "made")
         return self.normed(x, layer.mlp_norm, "mlp_norm") if behind else x
 
+    def with_per_layer_input(self, index: int, layer: Layer, x: str, per_layer_inputs: str) -> str:
+        """The stream behind a layer with what follows its mlp in some."""
+        graph = self.graph
+        if layer.per_layer_input is not None:
+            own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
+            graph.scope = f"layers.{index}.per_layer_input"
+            gated = gated_input(self.norms, self.mlps, layer.per_layer_input, x, own)
+            graph.scope = f"layers.{index}"
+            x = graph.op("Add", [x, gated], "per_layer_input.sum")
+        return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
+
     def added(self, layer: Layer, x: str, more: str, norm: Norm | None, name: str) -> str:
         more = self.times(self.normed(more, norm, f"{name}.norm"), layer.residual_multiplier, f"{name}.multiplied")
         return self.graph.op("Add", [x, more], f"{name}.sum")
@@ -193,6 +210,7 @@ class _Emitter:
         """What the tokens find, [B, T, heads * D]."""
         q, k, v = self.products.split_linear(attention_input, [attention.q, attention.k, attention.v], "qkv", "qkv")
         q, k = self.attentions.normed_and_rotated(attention, q, k)
+        v = self.attentions.normed_heads(v, attention.v_norm, attention.kv_heads, attention)
         k, v = (self.for_each_head(attention, x) for x in (k, v))
         inputs = [q, k, v, "", "", self.disentangled(attention, q, k)]
         scale = {} if attention.scale is None else {"scale": attention.scale}

@@ -45,9 +45,9 @@ def patch_values(vision: DynamicVision) -> int:
 
 def _made_of_size(vision: DynamicVision, kind: int) -> list[tuple[str, int, list[int | str]]]:
     """Inputs that backends/image_grid.py makes."""
-    integer, half = int(TensorProto.INT64), vision.head_dim // 2
+    integer = int(TensorProto.INT64)
     inputs: list[tuple[str, int, list[int | str]]] = [(PATCH_ORDER, integer, ["patches"])]
-    inputs += [(name, kind, ["patches", half]) for name in ROPE] if vision.has_rope else []
+    inputs += [(name, kind, ["patches", vision.head_dim // 2]) for name in ROPE] if vision.has_rope else []
     if vision.positions is not None:
         places, weights = POSITIONS
         count = "taps" if vision.antialias else 2 if vision.positions_by_axis else 4

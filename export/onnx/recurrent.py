@@ -54,6 +54,8 @@ class Recurrent:
         graph, mlps = self.graph, self.mlps
         decay, beta = (mlps.product(normed, part, f"{name}.product")
                        for part, name in ((mixer.decay, "decay"), (mixer.beta, "beta")))  # fmt: skip
+        if mixer.allow_neg_eigval:
+            beta = self.update_rate(mixer, beta)
         rates = [graph.stored([decay_name(index, kind)]) for kind in ("log_decay", "decay_bias")]
         output, (past, present) = graph.named("found"), self.products.variant.states("recurrent", index)
         graph.node(
@@ -65,7 +67,7 @@ class Recurrent:
             scale=mixer.key_dim**-0.5,
             update_rule="gated_delta",
             gate_activation="qwen",
-            beta_activation="sigmoid",
+            beta_activation="none" if mixer.allow_neg_eigval else "sigmoid",
             qk_l2_norm=1,
         )
         return output
@@ -141,10 +143,16 @@ class Recurrent:
 
     def gates(self, index: int, mixer: DeltaNet, normed: str) -> tuple[str, str]:
         """The logarithm of what is kept of the state of each head, and the share of what is new, [B, T, heads]."""
-        graph, mlps = self.graph, self.mlps
+        mlps = self.mlps
         step = self.step(index, "decay", mlps.product(normed, mixer.decay, "decay.product"))
-        beta = graph.op("Sigmoid", [mlps.product(normed, mixer.beta, "beta.product")], "beta.single")
+        beta = self.update_rate(mixer, mlps.product(normed, mixer.beta, "beta.product"))
         return self.decay(index, step), mlps.activations(beta, "beta")
+
+    def update_rate(self, mixer: DeltaNet, product: str) -> str:
+        """Beta, the share of what is new, [B, T, heads] in float32."""
+        graph = self.graph
+        beta = graph.op("Sigmoid", [product], "beta.single")
+        return graph.op("Mul", [beta, graph.single(2.0)], "beta.twice") if mixer.allow_neg_eigval else beta
 
     def step(self, index: int, kind: str, product: str) -> str:
         """A positive number for each head, [B, T, heads] in float32."""

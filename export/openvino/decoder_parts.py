@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 
 from embedllm.export.openvino import altup as streams
 from embedllm.export.openvino.attention import Attentions, Shared
-from embedllm.export.openvino.elementwise import activated, capped, multiplied, normed
+from embedllm.export.openvino.elementwise import capped, multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.masks import masks
 from embedllm.export.openvino.mlp import mixture, mlp
+from embedllm.export.openvino.per_layer_embeddings import gated_input, per_layer_inputs, with_per_layer_input
 from embedllm.export.openvino.recurrent import Recurrent
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
-from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding, PerLayerInput
+from embedllm.package.architecture.layer import AltUp, Laurel, Layer, PerLayerEmbedding
 from embedllm.package.architecture.mlp import Mlp
 from embedllm.package.architecture.recurrent import Mamba2
 from embedllm.package.architecture.weights import Norm
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import scale_name
 
 
 class DecoderParts:
@@ -89,29 +89,22 @@ class DecoderParts:
 
     def per_layer_rows(self, inputs: PerLayerEmbedding, ids: Value) -> Value:
         """The rows of the table of per-layer embeddings, [B, T, layers * size]."""
-        ir = self.ir
+        ir, table = self.ir, inputs.table
+        assert table is not None  # as all decoders have
         ir.scope = "per_layer_embedding"
-        if inputs.table.rows < self.decoder.vocabulary:
-            is_known = ir.op("Less", [ids, ir.constant(inputs.table.rows)], "known", type="boolean", **BROADCAST)
+        if table.rows < self.decoder.vocabulary:
+            is_known = ir.op("Less", [ids, ir.constant(table.rows)], "known", type="boolean", **BROADCAST)
             ids = ir.op("Select", [is_known, ids, ir.constant(0)], "ids", type="i64", **BROADCAST)
-        rows = self.products.rows(inputs.table, ids, "rows")
+        rows = self.products.rows(table, ids, "rows")
         rows = multiplied(ir, rows, inputs.table_multiplier, "rows.multiplied")
         ir.scope = ""
         return rows
 
     def per_layer_inputs(self, inputs: PerLayerEmbedding, rows: Value, x: Value) -> Value:
         """The per-layer embeddings of the tokens, [B, T, layers, size]. x: what the first layer is given."""
-        ir = self.ir
-        ir.scope = "per_layer_embedding"
-        projected = self.products.linear(x, [inputs.projection], "projection")
-        shape = ir.constant([0, 0, -1, inputs.size])
-        rows, projected = (
-            ir.op("Reshape", [each, shape], f"{name}.by_layer", special_zero=True)
-            for each, name in ((rows, "rows"), (projected, "projection"))
-        )
-        both = ir.op("Add", [normed(ir, projected, inputs.norm, "norm"), rows], "both", **BROADCAST)
-        both = multiplied(ir, both, inputs.multiplier, "per_layer_input")
-        ir.scope = ""
+        self.ir.scope = "per_layer_embedding"
+        both = per_layer_inputs(self.products, inputs, x, rows)
+        self.ir.scope = ""
         return both
 
     def altup_layer(
@@ -136,7 +129,9 @@ class DecoderParts:
         assert per_layer_inputs is not None
         ir.scope = f"layers.{index}.per_layer_input"
         own = ir.op("Gather", [per_layer_inputs, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
-        gated = self.gated_input(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
+        gated = gated_input(
+            self.products, layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own
+        )
         ir.scope = f"layers.{index}"
         return streams.with_others(ir, x, gated, altup.correct.rows, "output")
 
@@ -151,28 +146,6 @@ class DecoderParts:
         ir.scope = scope
         return both
 
-    def with_per_layer_input(self, index: int, layer: Layer, x: Value, per_layer_inputs: Value | None) -> Value:
-        """The stream behind a layer of which more follows its mlp."""
-        ir, is_scaled = self.ir, bool(layer.scale)
-        if layer.per_layer_input is not None:
-            assert per_layer_inputs is not None
-            own = ir.op(
-                "Gather", [per_layer_inputs, ir.constant(index), ir.constant(2)], "per_layer_input", batch_dims=0
-            )
-            ir.scope = f"layers.{index}.per_layer_input"
-            gated = self.gated_input(layer.per_layer_input, x, own)
-            ir.scope = f"layers.{index}"
-            x = ir.op("Add", [x, gated], "per_layer_input.sum" if is_scaled else "output", **BROADCAST)
-        if not is_scaled:
-            return x
-        return ir.op("Multiply", [x, ir.stored([scale_name(index)], "f32", [1])], "output", **BROADCAST)
-
-    def gated_input(self, part: PerLayerInput, x: Value, per_layer_inputs: Value) -> Value:
-        ir, products = self.ir, self.products
-        active = activated(ir, products.linear(x, [part.gate], "gate"), part.activation)
-        gated = ir.op("Multiply", [active, per_layer_inputs], "gated", **BROADCAST)
-        return normed(ir, products.linear(gated, [part.up], "up"), part.norm, "norm")
-
     def layer(
         self,
         index: int,
@@ -185,8 +158,12 @@ class DecoderParts:
         """The stream [B, T, hidden] after a layer."""
         if layer.per_layer_input is None and not layer.scale:
             return self.computed(index, layer, x, attentions, recurrent, "output")
-        return self.with_per_layer_input(
-            index, layer, self.computed(index, layer, x, attentions, recurrent, "stream"), per_layer_inputs
+        return with_per_layer_input(
+            self.products,
+            index,
+            layer,
+            self.computed(index, layer, x, attentions, recurrent, "stream"),
+            per_layer_inputs,
         )
 
     def computed(

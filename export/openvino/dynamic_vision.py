@@ -11,7 +11,7 @@ from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.vision_layers import EncoderLayers, attend_to_all
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.vision import DynamicVision
-from embedllm.package.architecture.weights import Linear
+from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOW_PLACES, WINDOWS
 from embedllm.package.tensors import PATCHES
 
@@ -59,17 +59,34 @@ class _Encoder:
     def embedded(self) -> Value:
         """Patches with their positions in the order of squares, [1, patches, hidden]."""
         ir, vision = self.ir, self.vision
-        side, hidden = vision.patch_size, vision.hidden
-        grid = ir.op("Convolution", [self.pixels, self.kernel()], "grid", strides=f"{side}, {side}",
-                     pads_begin="0, 0", pads_end="0, 0", dilations="1, 1", auto_pad="explicit")  # fmt: skip
-        flat = ir.op("Reshape", [grid, ir.constant([0, hidden, -1])], "grid.flat", special_zero=True)
-        rows = ir.op("Transpose", [flat, ir.constant([0, 2, 1])], "patches")
+        rows = self.convolved() if vision.pixels_norm is None else self.multiplied(vision.pixels_norm)
         x = ir.op("Gather", [rows, self.order, ir.constant(1)], "ordered", batch_dims=0)
         if vision.patches_bias:
-            x = added(ir, [x, ir.stored([f"{PATCHES}.bias"], "f32", [hidden])], "patches.biased")
-        if vision.patches_norm is not None:
-            x = normed(ir, x, vision.patches_norm, "patches.norm")
-        return x if vision.positions is None else added(ir, [x, self.positions(vision.positions)], "placed")
+            x = added(ir, [x, ir.stored([f"{PATCHES}.bias"], "f32", [vision.hidden])], "patches.biased")
+        x = normed(ir, x, vision.patches_norm, "patches.norm")
+        x = x if vision.positions is None else added(ir, [x, self.positions(vision.positions)], "placed")
+        return normed(ir, x, vision.positions_norm, "placed.norm")
+
+    def convolved(self) -> Value:
+        """Products of patches with their kernels, row by row, [1, patches, hidden]."""
+        ir, side = self.ir, self.vision.patch_size
+        grid = ir.op("Convolution", [self.pixels, self.kernel()], "grid", strides=f"{side}, {side}",
+                     pads_begin="0, 0", pads_end="0, 0", dilations="1, 1", auto_pad="explicit")  # fmt: skip
+        flat = ir.op("Reshape", [grid, ir.constant([0, self.vision.hidden, -1])], "grid.flat", special_zero=True)
+        return ir.op("Transpose", [flat, ir.constant([0, 2, 1])], "patches")
+
+    def multiplied(self, norm: Norm) -> Value:
+        """The same of patches whose values are normed."""
+        ir, side = self.ir, self.vision.patch_size
+        values = 3 * side**2
+        x = ir.op("Transpose", [self.pixels, ir.constant([0, 2, 3, 1])], "pixels")
+        x = ir.op("Reshape", [x, ir.constant([-1, side, 0, 3])], "pixels.rows", special_zero=True)
+        x = ir.op("Reshape", [x, ir.constant([0, 0, -1, 3 * side])], "pixels.columns", special_zero=True)
+        x = ir.op("Transpose", [x, ir.constant([0, 2, 1, 3])], "pixels.patches")
+        x = ir.op("Reshape", [x, ir.constant([1, -1, values])], "pixels.flat", special_zero=False)
+        kernels = ir.stored([f"{PATCHES}.weight"], "f32", [self.vision.hidden, values])
+        x = normed(ir, x, norm, "pixels.norm")
+        return ir.op("MatMul", [x, kernels], "patches", transpose_a=False, transpose_b=True)
 
     def kernel(self) -> Value:
         """Of the convolution, [hidden, 3, patch_size, patch_size]."""

@@ -13,6 +13,7 @@ from embedllm.export.openvino.elementwise import multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mixture, mlp
+from embedllm.export.openvino.per_layer_embeddings import per_layer_inputs, with_per_layer_input
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.encoder import Encoder
@@ -58,9 +59,13 @@ class _Emitter:
                         masks=masks, added_scores=self.disentangled(batch, length))  # fmt: skip
         attentions = Attentions(self.products, decoder, shared)
         x = self.embedded(ids, in_row)
+        own = None
+        if decoder.per_layer_embedding is not None:
+            ir.scope = "per_layer_embedding"
+            own = per_layer_inputs(self.products, decoder.per_layer_embedding, x)
         for index, layer in enumerate(decoder.layers):
             ir.scope = f"layers.{index}"
-            x = self.layer(index, layer, x, attentions)
+            x = with_per_layer_input(self.products, index, layer, self.layer(index, layer, x, attentions), own)
         ir.scope = ""
         last = normed(ir, x, decoder.norm, decoder.norm.name)
         named = ir.op("Convert", [last], "hidden", tensor="hidden", type="f32", destination_type="f32")

@@ -55,7 +55,9 @@ class Recurrent:
         q = multiplied(ir, q, mixer.key_dim**-0.5, "q.scaled")
         v = self._by_head(v, heads, size, "v")
         ir.is_precise = True  # as choices of experts, these hang on little, and what is wrong in a state stays there
-        beta = self._of_heads(ir.op("Sigmoid", [self._small(x, mixer.beta, "beta.product")], "beta"), "beta.by_head")
+        beta = ir.op("Sigmoid", [self._small(x, mixer.beta, "beta.product")], "beta")
+        beta = multiplied(ir, beta, 2.0 if mixer.allow_neg_eigval else 1.0, "beta.twice")
+        beta = self._of_heads(beta, "beta.by_head")
         decay_factor = self._of_heads(self._decay_factor(index, mixer, x), "kept.by_head")
         ir.is_precise = False
         state = self.read_state(f"recurrent.{index}", [heads, mixer.key_dim, size])

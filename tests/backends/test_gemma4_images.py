@@ -35,7 +35,9 @@ CASES = {  # config.json
     "small": gemma4_config("small", {"sliding_window": 8}),
     # 26B-A4B and 31B: tokens of an image attend to one another in layers with a window
     "large": gemma4_config("large"),
-    # the same with images longer than the window, and KV that layers share
+    # 12B: a matrix and norms in place of an encoder
+    "unified": gemma4_config("unified"),
+    # 31B with images longer than the window, and KV that layers share
     "narrow": gemma4_config("large", {"sliding_window": 8, "num_kv_shared_layers": 3}),
 }
 WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)

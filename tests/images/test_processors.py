@@ -141,13 +141,17 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         ({"size": {"shortest_edge": 0, "longest_edge": 10}}, "'size' is"),
         (
             {"processor_class": "SmolVLMProcessor"},
-            "are Gemma4Processor, Lfm2VlProcessor, PixtralProcessor, Qwen2VLProcessor",
+            "are Gemma4Processor, Gemma4UnifiedProcessor, Lfm2VlProcessor, PixtralProcessor, Qwen2VLProcessor",
         ),
         (
             {"processor_class": "Gemma4Processor", "pooling_kernel_size": 3},
             "'pooling_kernel_size' is 3.*, and 2 in its",
         ),
         ({"processor_class": "Gemma4Processor", "do_resize": False}, "do_resize false"),
+        (
+            {"processor_class": "Gemma4UnifiedProcessor", "pooling_kernel_size": 2},
+            "'patch_size' is 4 and 'pooling_kernel_size' 2 .*; its model reads squares of 4 pixels",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_an_encoder_of_any_size_are_refused(

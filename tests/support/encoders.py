@@ -55,6 +55,9 @@ _DISTIL = {"dim": HIDDEN, "hidden_dim": 96, "n_layers": 3, "n_heads": 4, "hidden
 _MODERN = {"local_attention": 2 * (WINDOW - 1), "global_attn_every_n_layers": 2, "initializer_cutoff_factor": 5.0}
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 _GEMMA = {**_GROUPED, "sliding_window": 2 * (WINDOW - 1), "sliding_window_pattern": 2, "query_pre_attn_scalar": 24}
+_GEMMA2 = {**_GROUPED, "sliding_window": WINDOW - 1, "sliding_window_pattern": 2, "global_head_dim": 32,
+           "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 24, "embedding_dim": 48,
+           "num_hidden_layers": 4, "rms_norm_eps": 1e-3}  # fmt: skip
 _DEBERTA = {"relative_attention": True, "share_att_key": True, "pos_att_type": "p2c|c2p", "type_vocab_size": 0,
             "position_biased_input": False, "max_relative_positions": -1}  # fmt: skip
 _JINA = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu",
@@ -131,6 +134,13 @@ ENCODERS: dict[str, Case] = {
                       values=_GROUPED),
     "gemma3_text": _case("gemma3_text", "Gemma3Text", "bidirectional windows, two matrices", pooling="mean",
                          denses=(128, 48), normalised=True, values={**_GEMMA, "use_bidirectional_attention": True}),
+    "embedding_gemma2_text": _case("embedding_gemma2_text", "EmbeddingGemma2Text", "bidirectional windows, larger "
+                                   "heads in global layers, per-layer embeddings (PLE) without a table, a projection "
+                                   "and two matrices", pooling="mean", denses=(128, 48), normalised=True,
+                                   values={**_GEMMA2, "embedding_dim": HIDDEN}),  # as the matrices are made for
+    "embedding_gemma2": _case("embedding_gemma2", "EmbeddingGemma2", "the text encoder of a multimodal checkpoint",
+                              values={**dict.fromkeys(BASE, ...), "vision_config": None, "audio_config": None,
+                                      "text_config": {**BASE, **_GEMMA2}}),
 }  # fmt: skip
 
 
@@ -153,6 +163,9 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedMod
             if parameter.numel() == 1 or parameter.std() == 0:
                 parameter += 0.3 * torch.randn(parameter.shape)
             parameter.copy_(parameter.bfloat16())  # as published ones are: float16 holds such a weight exactly
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     if case.said:
         path = folder / "config.json"

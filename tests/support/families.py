@@ -141,6 +141,7 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 GEMMA3 = {**BASE, **WINDOWED, "sliding_window_pattern": 2, "rope_parameters": ROPE_KINDS, "query_pre_attn_scalar": 24}
 GEMMA4 = {"num_hidden_layers": 6, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2, **WINDOWED,
           "global_head_dim": 32, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 307}  # fmt: skip
+GEMMA4_UNIFIED = {key: value for key, value in GEMMA4.items() if not key.endswith("_per_layer_input")}
 GEMMA3N = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, **WINDOWED,
            "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 290,
            "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.0], "laurel_rank": 16,
@@ -178,6 +179,8 @@ SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "n
 GEMMA4_VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
                  "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2,
                  "position_embedding_size": 24, "initializer_range": 0.2, "rms_norm_eps": 1e-3}  # fmt: skip
+GEMMA4_UNIFIED_VISION = {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 48, "mm_posemb_size": 12,
+                         "output_proj_dims": 48, "initializer_range": 0.2, "rms_norm_eps": 1e-3}  # fmt: skip
 GEMMA4_TOKENS = {
     "image_token_id": 300,
     "video_token_id": 400,
@@ -250,6 +253,22 @@ def with_stacked_experts(tensors: Tensors, config: dict[str, Any]) -> tuple[Tens
         together = [np.concatenate(each) for each in zip(parts["gate"], parts["up"], strict=True)]
         found[f"{place}.experts.gate_up_proj"] = np.stack(together)
         found[f"{place}.experts.down_proj"] = np.stack(parts["down"])
+    return found, config
+
+
+def as_published_olmo_hybrid(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Convolutions of queries, keys and values by their sizes, and post-norms by OLMo 2's names."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    found = dict(tensors)
+    for index, kind in enumerate(config["layer_types"]):
+        place = f"model.layers.{index}"
+        if kind == "full_attention":
+            post_norm = found.pop(f"{place}.feedforward_layer_norm.weight")
+            found[f"{place}.post_attention_layernorm.weight"] = post_norm
+            continue
+        names = [f"{place}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        parts = np.split(np.concatenate([tensors[name] for name in names]), [keys, 2 * keys])
+        found.update(zip(names, parts, strict=True))
     return found, config
 
 
@@ -562,6 +581,17 @@ FAMILIES: dict[str, Case] = {
                                 text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES,
                                              "sliding_window": 30, "use_bidirectional_attention": "vision"},
                                 vision_config={**GEMMA4_VISION, "standardize": True}, **GEMMA4_TOKENS),
+    "gemma4_unified_text": case("gemma4_unified_text", "Gemma4UnifiedTextConfig", "larger heads with partial RoPE in "
+                                "global layers, window, KV sharing across layers, soft cap", num_kv_shared_layers=3,
+                                final_logit_softcapping=4.0, **GEMMA4_UNIFIED),
+    "gemma4_unified": case("gemma4_unified", "Gemma4UnifiedConfig", "the text decoder of a multimodal checkpoint; keys "
+                           "used as values, and fewer KV heads, in global layers", vision_config=None,
+                           audio_config=None, text_config={**BASE, **GEMMA4_UNIFIED, "attention_k_eq_v": True,
+                                                           "num_global_key_value_heads": 1}),
+    "gemma4_unified images": case("gemma4_unified", "Gemma4UnifiedConfig", "with images: norms of pixels, patches and "
+                                  "positions, tokens of an image that attend to one another in layers with a window",
+                                  text_config={**BASE, **GEMMA4_UNIFIED, "sliding_window": 30},
+                                  vision_config=GEMMA4_UNIFIED_VISION, **GEMMA4_TOKENS),
     "gemma4_text experts": case("gemma4_text", "Gemma4TextConfig", "2 of 4 experts beside the MLP, with norms of their "
                                 "own", final_logit_softcapping=4.0, enable_moe_block=True, num_experts=4,
                                 top_k_experts=2, moe_intermediate_size=48,
@@ -583,6 +613,11 @@ FAMILIES: dict[str, Case] = {
                        conv_bias=True, attention_bias=True, tie_word_embeddings=False, norm_eps=0.03,
                        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4},
                                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+    "lfm3_vl": case("lfm3_vl", "Lfm3VlConfig", "the text decoder of a multimodal checkpoint, untied head",
+                    text_config={**BASE, **WINDOWED, "model_type": "lfm3", "num_hidden_layers": 5},
+                    vision_config={"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "patch_size": 4,
+                                   "num_attention_heads": 2, "num_key_value_heads": 1}, projector_hidden_size=16,
+                    tie_word_embeddings=False),
     "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
                     text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,
                     image_token_id=300, projector_hidden_size=72),
@@ -597,6 +632,13 @@ FAMILIES: dict[str, Case] = {
                      num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, head_dim=...),
     "qwen3_next": case("qwen3_next", "Qwen3NextConfig", "Gated DeltaNet in two of three layers, 2 of 4 experts and a "
                        "shared one, gated attention, partial rotary embedding (25%)", **QWEN_EXPERTS, **DELTA),
+    "olmo_hybrid": Case(family="olmo_hybrid", config_class="OlmoHybridConfig", rearranged=as_published_olmo_hybrid,
+                        verified="Gated DeltaNet with negative eigenvalues in two of three layers, NoPE attention",
+                        values={**DELTA, "head_dim": ..., "rope_parameters": {"rope_theta": None},
+                                "rms_norm_eps": 0.03}),
+    "olmo_hybrid rope": case("olmo_hybrid", "OlmoHybridConfig", "RoPE, biases, tied head, no negative eigenvalues; "
+                             "tensors of transformers 5.24", num_hidden_layers=3, head_dim=..., attention_bias=True,
+                             tie_word_embeddings=True, linear_allow_neg_eigval=False),
     "lara_mini": case("lara_mini", "LaraMiniConfig", "Gated DeltaNet, window, a NoPE layer; 2 of 4 experts and a "
                       "shared one", intermediate_size=..., **QWEN_EXPERTS, **WINDOWED,
                       **{**DELTA, "layer_types": ["linear_attention", "sliding_attention", "full_attention"]}),

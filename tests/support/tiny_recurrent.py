@@ -129,6 +129,12 @@ def tiny_granite_hybrid(folder: Path, variant: str, **config: object) -> Path:
                       num_local_experts=0, **config)  # fmt: skip
 
 
+def tiny_olmo_hybrid(folder: Path, variant: str) -> Path:
+    """A package of OLMo Hybrid: a delta rule with negative eigenvalues, and attention."""
+    return _described(folder, variant, model_type="olmo_hybrid", layer_types=["linear_attention", "full_attention"],
+                      linear_key_head_dim=16)  # fmt: skip
+
+
 def tiny_nemotron_h(folder: Path, variant: str) -> Path:
     """A package of Nemotron-H: Mamba-2 of two groups, an MLP and attention, each a layer of its own."""
     return _described(folder, variant, model_type="nemotron_h", layers_block_type=["mamba", "mlp", "attention"],

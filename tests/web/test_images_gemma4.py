@@ -31,8 +31,8 @@ from tests.web.test_images_whole import ASK_EACH
 pytestmark = pytest.mark.browser
 
 
-# causal with per-layer embeddings, and with images whose tokens attend to one another
-@pytest.fixture(scope="module", params=["small", "large"])
+# causal with per-layer embeddings; with images whose tokens attend to one another; these without an encoder
+@pytest.fixture(scope="module", params=["small", "large", "unified"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("gemma4")
     return convert(
@@ -53,7 +53,7 @@ def argument_of(folder: Path, size: tuple[int, int], **changed: object) -> dict[
     return {"settings": settings, "vision": vision, "size": size, "image": encoded(noise(*size))}
 
 
-@pytest.mark.parametrize("folder", ["small"], indirect=True)
+@pytest.mark.parametrize("folder", ["small", "unified"], indirect=True)
 @pytest.mark.parametrize("size", [(40, 33), (1, 300), (290, 3), (97, 140)], ids=str)
 def test_pixels_and_inputs_are_exactly_those_of_the_desktop(page: Page, folder: Path, size: tuple[int, int]) -> None:
     vision = open_package(folder).decoder.vision
@@ -72,11 +72,11 @@ def test_pixels_and_inputs_are_exactly_those_of_the_desktop(page: Page, folder: 
         np.testing.assert_allclose(array, inputs[name], rtol=0, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("folder", ["small"], indirect=True)
+@pytest.mark.parametrize("folder", ["small", "unified"], indirect=True)
 @pytest.mark.parametrize(
     ("changed", "part"),
     [({"patch_size": 9}, "has patches of 9 pixels in squares of 2"), ({"pooling_kernel_size": 3}, "in squares of 3"),
-     ({"max_soft_tokens": 560}, "560 of them at most; .* positions for 72 in a row")],
+     ({"max_soft_tokens": 560}, "560 of them at most; .* positions for 7[24] in a row")],
 )  # fmt: skip
 def test_settings_of_another_encoder_are_refused(
     page: Page, folder: Path, changed: dict[str, object], part: str
@@ -87,7 +87,7 @@ def test_settings_of_another_encoder_are_refused(
 
 @pytest.mark.parametrize(
     ("device", "folder"),
-    [("wasm", "large"), pytest.param(*SOFTWARE.values, "small", marks=SOFTWARE.marks)],
+    [("wasm", "large"), ("wasm", "unified"), pytest.param(*SOFTWARE.values, "small", marks=SOFTWARE.marks)],
     indirect=["folder"],
 )
 def test_images_are_read_as_on_the_desktop(

@@ -36,7 +36,7 @@ export class Decoder {
     /** those of products that are packed, each once: small ones, as what chooses experts, stay floats @type {Map<string, Matrix>} */
     this.matrices = new Map();
     collect({ ...architecture, vision: undefined }, this.matrices); // images/ reads the encoder's by itself
-    this.matrices.delete(architecture.per_layer_embedding?.table.name);
+    this.matrices.delete(architecture.per_layer_embedding?.table?.name);
     for (const name of this.matrices.keys()) if (!this.packings.has(name)) this.matrices.delete(name);
     if (architecture.head?.name !== architecture.embedding.name) this.matrices.delete(architecture.embedding.name);
   }

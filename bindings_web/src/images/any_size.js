@@ -12,6 +12,7 @@ export { WholeImages } from "./whole_images.js";
 /** By the name of the processor in transformers. */
 const RULES = {
   Gemma4Processor: gemma4Rule,
+  Gemma4UnifiedProcessor: gemma4Rule,
   PixtralProcessor: pixtralRule,
   Qwen2VLProcessor: qwenRule,
   Qwen2_5_VLProcessor: qwenRule,

@@ -17,10 +17,11 @@ class PerLayerEmbedding:
     multiplier * (norm(projection(x)) + table_multiplier * row of the table), where x is what the first layer is given.
     """
 
-    table: Linear  # [tokens, layers * size]; the first row is that of tokens that it does not have
+    # [tokens, layers * size]; the first row is that of tokens that it does not have. None: no table (EmbeddingGemma 2)
+    table: Linear | None = None
     projection: Linear  # [layers * size, hidden]
     norm: Norm  # [size]
-    table_multiplier: float
+    table_multiplier: float = 1.0
     multiplier: float
 
     @property

@@ -26,7 +26,7 @@ class DeltaNet:
 
     q, k and v pass a convolution over their newest `kernel` tokens, and silu; q and k of each head have the length 1.
     S = exp(g) * S; S = S + k (beta * (v - k S)); the head's output is q S / sqrt(key_dim). g is -exp(log_decay) *
-    softplus(decay(x) + decay_bias), beta the sigmoid of beta(x). o reads norm(output) * silu(z).
+    softplus(decay(x) + decay_bias), beta the sigmoid of beta(x), or twice that. o reads norm(output) * silu(z).
     """
 
     key_heads: int  # each is that of neighbouring value heads
@@ -45,6 +45,7 @@ class DeltaNet:
     kernel: int  # tokens
     convolution: str  # the tensor in the source, [values of q, k and v, 1, kernel]; the newest token last
     norm: Norm  # over the output of a head
+    allow_neg_eigval: bool = False  # beta up to 2: eigenvalues of a state's transition down to -1 (arXiv:2411.12537)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,10 +111,11 @@ class DeepStack:
 class DynamicVision:
     """A vision transformer of images of any size ("naive dynamic resolution", Qwen2-VL, Wang et al. 2024).
 
-    x = patches_norm(patches(image)) + positions; layers with 2-D RoPE or without; merger. Rows of the result are side
-    by side, [rows, hidden * (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those
-    of their window only. 2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its
-    column; the other way round where `rope_column_first`. Without: SigLIP 2's NaFlex (Tschannen et al. 2025).
+    x = positions_norm(patches_norm(patches(pixels_norm(image))) + positions); layers with 2-D RoPE or without, or none
+    at all (Gemma 4 12B); merger. Norms that are None are left out. Rows of the result are side by side, [rows, hidden *
+    (1 + deepstack)]. Patches are ordered by the squares that are merged; all see all, or those of their window only.
+    2-D RoPE: the first half of a head's pairs is rotated by the patch's row, the second by its column; the other way
+    round where `rope_column_first`. Without: SigLIP 2's NaFlex (Tschannen et al. 2025).
     """
 
     image_token: int  # the placeholder that prompts have, once for each row
@@ -129,7 +130,9 @@ class DynamicVision:
     positions: Linear | None
     layers: tuple[Layer, ...]
     merger: PatchMerger | PatchPooler
+    pixels_norm: Norm | None = None  # of all values of a patch, where patches_channels_last
     patches_norm: Norm | None = None
+    positions_norm: Norm | None = None
     patches_channels_last: bool = False  # the source's convolution is a matrix [hidden, patch_size * patch_size * 3]
     antialias: bool = False  # positions are resized as an image is, edges on edges: to fewer by wider kernels
     # frequencies of rows and columns alternate in one series (Pixtral, Agrawal et al. 2024); else both have the same
@@ -144,7 +147,7 @@ class DynamicVision:
 
     @property
     def hidden(self) -> int:
-        return self.layers[0].attention.o.rows
+        return self.merger.norm.size if isinstance(self.merger, PatchPooler) else self.layers[0].attention.o.rows
 
     @property
     def head_dim(self) -> int:

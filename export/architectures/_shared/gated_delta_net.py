@@ -84,8 +84,8 @@ def _attention_layers(config: Config) -> list[bool]:
     return [kind == FULL for kind in types]
 
 
-def delta_net(parts: Parts, inputs: Inputs, *, norm: str = "norm") -> DeltaNet:
-    """The mixer of a layer. norm: what the checkpoint calls that of the output."""
+def delta_net(parts: Parts, inputs: Inputs, *, norm: str = "norm", out: str = "out_proj") -> DeltaNet:
+    """The mixer of a layer. norm, out: what the checkpoint calls those of the output."""
     config, source = parts.config, f"{parts.source}.{_PLACE}"
     sizes = Sizes(
         key_heads=config.integer("linear_num_key_heads", 16),
@@ -108,7 +108,7 @@ def delta_net(parts: Parts, inputs: Inputs, *, norm: str = "norm") -> DeltaNet:
         k=k,
         v=v,
         z=z,
-        o=parts.linear("attention.o", f"{_PLACE}.out_proj", sizes.hidden, sizes.values),
+        o=parts.linear("attention.o", f"{_PLACE}.{out}", sizes.hidden, sizes.values),
         beta=beta,
         decay=decay,
         log_decay=f"{source}.A_log",

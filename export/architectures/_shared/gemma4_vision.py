@@ -38,7 +38,7 @@ def describe_vision(config: Config, vision: Config, text: Config, decoder: Decod
     """config: of the whole model, whose sections the others are. Raises ExportError, UnsupportedModel."""
     vision = vision.filled(_DEFAULTS)
     refuse(vision, "attention_bias", True)
-    token, sizes = _image_token(config, text, decoder), Sizes.of(vision)
+    token, sizes = image_token(config, text, decoder), Sizes.of(vision)
     if sizes.heads != sizes.kv_heads or sizes.head_dim % 4:
         raise UnsupportedModel(
             f"the vision encoder has {sizes.heads} heads of {sizes.head_dim} values and {sizes.kv_heads} key/value "
@@ -78,7 +78,7 @@ def describe_vision(config: Config, vision: Config, text: Config, decoder: Decod
     )
 
 
-def _image_token(config: Config, text: Config, decoder: Decoder) -> int:
+def image_token(config: Config, text: Config, decoder: Decoder) -> int:
     """Per-layer embeddings of images are those of the padding token, which the decoder has as token 0."""
     token = config.integer("image_token_id", 258_880, least=0)
     if token >= decoder.vocabulary:

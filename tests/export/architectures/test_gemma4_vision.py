@@ -30,6 +30,7 @@ pytestmark = pytest.mark.peer
 
 TOLERANCE = 1e-4  # of the spread: both sides compute in float32
 REPLY = 12  # tokens
+STOP = 2  # as tests/support/families.py has it
 DEVICES = ("reference", "cpu", "openvino", pytest.param("webgpu", marks=pytest.mark.webgpu))
 WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
 PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
@@ -38,10 +39,14 @@ PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
     "several images": ([5], WIDE, [6, 7], TALL, SMALL, [8], WIDE, [9]),
     "text only": ([9, 4, 11],),
 }
-STANDARDIZED = FAMILIES["gemma4 standardized"]
+STANDARDIZED, UNIFIED = FAMILIES["gemma4 standardized"], FAMILIES["gemma4_unified images"]
 CASES = {
     "clipped": FAMILIES["gemma4 clipped"],
     "standardized": STANDARDIZED,
+    "unified": UNIFIED,
+    "unified causal": replace(UNIFIED, values={
+        **UNIFIED.values, "text_config": {**UNIFIED.values["text_config"], "use_bidirectional_attention": None},  # type: ignore[dict-item]  # a dict
+    }),
     "narrow windows": replace(STANDARDIZED, values={
         **STANDARDIZED.values, "text_config": {**STANDARDIZED.values["text_config"], "sliding_window": 8},  # type: ignore[dict-item]  # a dict
     }),
@@ -73,22 +78,57 @@ def llm(request: pytest.FixtureRequest, made: Made) -> Iterator[Model]:
         yield opened
 
 
-def patches(image: DynamicImage) -> np.ndarray:
-    """As transformers takes them, row by row, [patches, values]: pixels of 0 to 1, colours last."""
-    side, (height, width) = SQUARE // 2, image.pixel_values.shape[2:]
+def patches(image: DynamicImage, side: int) -> np.ndarray:
+    """Row by row, [patches, values], colours last."""
+    height, width = image.pixel_values.shape[2:]
     apart = image.pixel_values[0].reshape(3, height // side, side, width // side, side)
-    return (apart.transpose(1, 3, 2, 4, 0).reshape(-1, 3 * side * side) + 1) / 2
+    return apart.transpose(1, 3, 2, 4, 0).reshape(-1, 3 * side * side)
 
 
-def pixels(images: Sequence[DynamicImage]) -> dict[str, Any]:
-    """Of one prompt, each filled up to the size of the largest."""
+def logits_of(made: Made, tokens: Sequence[int], images: Sequence[DynamicImage]) -> np.ndarray:
+    """Of transformers, with the masks of its create_masks_for_generate(), as vLLM has them.
+
+    By itself forward() of Gemma 4 12B lets an image's tokens attend to one another in all layers, those of other Gemma
+    4 in layers with a window only (transformers 5.24).
+    """
+    ids = torch.tensor([tokens])
+    are_images = (ids == IMAGE_TOKEN).int()
+    embeddings, positions = torch.zeros(*ids.shape, 1), torch.arange(len(tokens))[None]
+    with torch.no_grad():
+        masks = made.theirs.create_masks_for_generate(
+            made.theirs.config, embeddings, torch.ones_like(ids), None, positions, mm_token_type_ids=are_images
+        )
+        inputs = {"input_ids": ids, "mm_token_type_ids": are_images, **pixels(made, images)}
+        return made.theirs(**inputs, attention_mask=masks).logits[0].numpy()
+
+
+def greedy(made: Made, tokens: Sequence[int], images: Sequence[DynamicImage]) -> list[int]:
+    """A reply of REPLY tokens without the stop token."""
+    known = list(tokens)
+    for _ in range(REPLY):
+        last = logits_of(made, known, images)[-1]
+        last[STOP] = -np.inf
+        known.append(int(last.argmax()))
+    return known[len(tokens) :]
+
+
+def pixels(made: Made, images: Sequence[DynamicImage]) -> dict[str, Any]:
+    """Of one prompt, each filled up to the size of the largest, as transformers' model takes them.
+
+    Pixels are from 0 to 1, which Gemma 4's encoder itself brings to ours, -1 to 1. That of 12B reads whole squares as
+    they are.
+    """
     if not images:
         return {}
-    most = max(4 * image.tokens for image in images)
-    values, places = np.zeros((len(images), most, 48), np.float32), np.full((len(images), most, 2), -1)
+    is_unified = made.theirs.config.model_type == "gemma4_unified"
+    by = 1 if is_unified else 2  # patches along the side of a square
+    side = SQUARE // by
+    most = max(by**2 * image.tokens for image in images)
+    values, places = np.zeros((len(images), most, 3 * side**2), np.float32), np.full((len(images), most, 2), -1)
     for at, image in enumerate(images):
-        rows, columns = (2 * side for side in image.grid)
-        values[at, : rows * columns] = patches(image)
+        rows, columns = (by * length for length in image.grid)
+        own = patches(image, side)
+        values[at, : rows * columns] = own if is_unified else (own + 1) / 2
         row, column = np.divmod(np.arange(rows * columns), columns)
         places[at, : rows * columns] = np.stack([column, row], axis=1)
     return {"pixel_values": torch.from_numpy(values), "image_position_ids": torch.from_numpy(places)}
@@ -113,7 +153,7 @@ def test_features_follow_transformers(made: Made, llm: Model, image: DynamicImag
     kept.add([image])
     found = llm.runner.call(lambda: kept.rows(image_ids(image)))
     with torch.no_grad():
-        expected = made.theirs.model.get_image_features(**pixels([image])).pooler_output
+        expected = made.theirs.model.get_image_features(**pixels(made, [image])).pooler_output
     assert_close(found, torch.cat(list(expected)).numpy())
 
 
@@ -130,15 +170,9 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
         assert isinstance(session, FeedsAll)
         return session.feed_all(prompt)
 
-    ids = torch.tensor([tokens])
-    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE_TOKEN).int(), **pixels(images)}
-    with torch.no_grad():
-        logits = made.theirs(**inputs, attention_mask=torch.ones_like(ids)).logits[0].numpy()
-        reply = made.theirs.generate(**inputs, attention_mask=torch.ones_like(ids), max_new_tokens=REPLY,
-                                     min_new_tokens=REPLY, do_sample=False)  # fmt: skip
-    assert_close(llm.runner.call(fed), logits)
+    assert_close(llm.runner.call(fed), logits_of(made, tokens, images))
     plain = llm.request([5], temperature=0, max_tokens=REPLY, stop_tokens=[])
-    request = replace(plain, prompt=prompt, images=images, stop_tokens=frozenset({2}), min_tokens=REPLY)
+    request = replace(plain, prompt=prompt, images=images, stop_tokens=frozenset({STOP}), min_tokens=REPLY)
     llm.runner.check(request)
     found = [chunk.token for chunk in llm.runner.stream(request, embedllm.Cancel()) if chunk.token is not None]
-    assert found == reply[0, len(tokens) :].tolist()
+    assert found == greedy(made, tokens, images)

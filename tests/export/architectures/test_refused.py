@@ -18,7 +18,18 @@ from tests.support.tiny import tiny_config
 KEYS = {"gpt2": "activation_function", "opt": "activation_function", "falcon": "activation"}
 KEYS["nemotron_h"] = "mlp_hidden_act"
 KEYS |= dict.fromkeys(
-    ("gemma2", "gemma3_text", "gemma3", "vaultgemma", "gemma4", "gemma4_text", "gemma3n", "gemma3n_text"),
+    (
+        "gemma2",
+        "gemma3_text",
+        "gemma3",
+        "vaultgemma",
+        "gemma4",
+        "gemma4_text",
+        "gemma4_unified",
+        "gemma4_unified_text",
+        "gemma3n",
+        "gemma3n_text",
+    ),
     "hidden_activation",
 )
 OWN = {
@@ -44,6 +55,7 @@ OWN = {
     "gemma4_text": {"vocab_size_per_layer_input": 307},
     "lfm2_vl": {"full_attn_idxs": [1]},
     "lfm2_moe": {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
+    "lfm3_vl": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
@@ -70,10 +82,12 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family == "lfm2_vl":
         return {"model_type": family, "text_config": {**values, "model_type": "lfm2"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
+    if family == "lfm3_vl":
+        return {"model_type": family, "text_config": {**values, "model_type": "lfm3"}}
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
-    sees = ("gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")
+    sees = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
     return values if family not in sees else {"model_type": family, "text_config": values}
 
 
@@ -116,6 +130,9 @@ def test_a_decoder_that_attends_in_both_directions_is_refused(family: str) -> No
         ("lfm2", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
         ("lfm3", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
         ("lara_mini", {"layer_types": ["linear_attention"] * 2}, "no layer has attention"),
+        ("olmo_hybrid", {"layer_types": ["linear_attention"] * 2}, "no layer has attention"),
+        ("olmo_hybrid", {"layer_types": ["sliding_attention", "full_attention"]}, "layer type 'sliding_attention'"),
+        ("olmo_hybrid", {"linear_num_value_heads": 6}, "6 value heads are no multiple of 4 key heads"),
         ("apertus1p5_text", {"output_vocab_size": 400}, "output_vocab_size is 400; .* at most the 307 tokens"),
         ("apertus1p5_text", {"output_vocab_size": 300, "tie_word_embeddings": True}, "expected a head of its own"),
         ("qwen3_next", {"full_attention_interval": 4}, "no layer has attention"),
@@ -257,7 +274,12 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
         describe(Config({**whole, **values}))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3"])
+def test_an_lfm3_vl_of_another_text_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="the text model is a 'lfm2'; the description knows lfm3"):
+        describe(Config({"model_type": "lfm3_vl", "text_config": {"model_type": "lfm2"}}))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "lfm3_vl", "mistral3"])
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))
@@ -282,6 +304,22 @@ def test_a_rotation_that_an_apertus_leaves_out_is_transformers_default() -> None
     assert described("apertus").rope == described("apertus", rope_scaling=given).rope
     assert described("apertus").rope.scaling is not None
     assert described("apertus", rope_parameters={"rope_type": "default"}).rope.scaling is None
+
+
+@pytest.mark.parametrize(
+    ("values", "has_rope"),
+    [
+        ({"rope_theta": None}, False),
+        ({"rope_parameters": {"rope_theta": None}}, False),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}}, True),
+        ({"rope_parameters": None}, True),
+        ({}, True),
+    ],
+)
+def test_an_olmo_hybrid_has_rope_unless_its_base_is_null(values: dict[str, object], has_rope: bool) -> None:
+    """As transformers reads it: what is left out is 10,000."""
+    (attention,) = described("olmo_hybrid", **values).attentions
+    assert (attention.rope == 0) == has_rope
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -14,7 +14,7 @@ from embedllm import load
 from embedllm.export import Recipe, convert, encoders
 from embedllm.files.safetensors_header import read_header
 from embedllm.package.package import open_package
-from embedllm.package.tensors import linears, small_matrices, vectors
+from embedllm.package.tensors import linears, outer_matrices, small_matrices, vectors
 from embedllm.text.tokenizer import Tokenizer
 from tests.support.encoders import ENCODERS, HIDDEN, TEXTS, WINDOW, Case, make_checkpoint
 
@@ -120,7 +120,8 @@ def test_every_tensor_of_a_checkpoint_is_read(made: Made) -> None:
     """None is forgotten, but for BERT's pooler, which its vectors do not pass."""
     decoder = open_package(made.package(16)).decoder
     matrices = [linear for layer in decoder.layers for linear in linears(layer)]
-    read = {f"{m.source}.weight" for m in (*matrices, *small_matrices(decoder), decoder.embedding)}
+    matrices += [*small_matrices(decoder), *outer_matrices(decoder), decoder.embedding]
+    read = {f"{matrix.source}.weight" for matrix in matrices}
     read |= {vector.source for vector in vectors(decoder)}
     read |= {name.partition(".")[2] for name in read}  # of a checkpoint that was saved without its head
     read |= {name.removesuffix(".weight") for name in read}  # of the experts in one tensor

@@ -35,6 +35,27 @@ def modules(*kinds: str) -> Change:
     return write("modules.json", entries)
 
 
+GEMMA2 = {"model_type": "embedding_gemma2_text", "num_hidden_layers": 6, "vocab_size": 67}
+
+
+def test_a_family_s_own_matrix_stays_in_front_of_a_folder_s() -> None:
+    """EmbeddingGemma 2 projects the vectors of tokens, which of a mean is the same behind it, of a maximum not."""
+    encoder = describe_encoder(GEMMA2, SentenceFolder(pooling="mean", normalize=True), "embed").encoder
+    assert encoder is not None
+    assert [(step.linear.rows, step.linear.columns) for step in encoder.dense] == [(768, 512)]
+    with pytest.raises(UnsupportedModel, match="pools by 'max' what 'embedding_projection' gives"):
+        describe_encoder(GEMMA2, SentenceFolder(pooling="max"), "embed")
+
+
+def test_sizes_that_an_embedding_gemma_2_leaves_out_are_those_of_transformers() -> None:
+    decoder = describe_encoder(GEMMA2, None, "embed")
+    sizes = [(each.head_dim, each.kv_heads, each.window) for each in decoder.attentions]
+    assert sizes == [(256, 2, 513)] * 5 + [(512, 1, None)]
+    assert decoder.per_layer_embedding is not None
+    assert decoder.per_layer_embedding.size == 512
+    assert (decoder.context, decoder.rope.base) == (262_144, 1e6)
+
+
 def test_a_folder_without_modules_says_nothing(tmp_path: Path) -> None:
     assert read_sentence_folder(tmp_path) is None
 

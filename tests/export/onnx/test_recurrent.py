@@ -10,11 +10,15 @@ import pytest
 
 from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package
-from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_qwen3_5
+from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_olmo_hybrid, tiny_qwen3_5
 
 
 def graph_of(tiny: Callable[[Path], Path], folder: Path, variant: str) -> onnx.GraphProto:
-    package = open_package(convert(tiny(folder / "checkpoint"), folder / "package", Recipe(bits=4)))
+    return graph_in(convert(tiny(folder / "checkpoint"), folder / "package", Recipe(bits=4)), variant)
+
+
+def graph_in(folder: Path, variant: str) -> onnx.GraphProto:
+    package = open_package(folder)
     graph = package.graph(variant)
     assert graph is not None
     return onnx.load(package.folder / graph.file, load_external_data=False).graph
@@ -53,6 +57,16 @@ def test_other_graphs_have_it_by_operators_that_their_devices_have(variant: str,
     assert operators.count("LinearAttention") == 1
     assert "GatedDeltaNet" not in operators
     assert states(graph) == {"conv.0": (kind, [3, 80]), "recurrent.0": (kind, [2, 16, 24])}
+
+
+def test_a_rate_up_to_two_is_computed_outside_the_operator(tmp_path: Path) -> None:
+    """Of negative eigenvalues: the operator's own sigmoid is at most one."""
+    graph = graph_in(tiny_olmo_hybrid(tmp_path / "package", "generic-float16"), "generic-float16")
+    (node,) = (node for node in graph.node if node.op_type == "GatedDeltaNet")
+    (rate,) = (each for each in graph.node if node.input[5] in each.output)
+    assert rate.op_type == "Mul"
+    attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    assert (attributes["beta_activation"], attributes["gate_activation"]) == (b"none", b"qwen")
 
 
 def test_state_spaces_are_the_same_in_all_graphs(tmp_path: Path) -> None:
