@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from embedllm.export.checkpoints.tensor_mapping import Source
-from embedllm.export.graphs import Model, build, described, fuses_experts, stored_layout, write_variant
+from embedllm.export.graphs import Model, build, described, fuses_experts, graph_bytes, stored_layout, write_variant
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.recipe import Recipe
@@ -89,7 +89,8 @@ def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits
         head = kind.describe(package, reader)
         plan = _planned(package.decoder, head, bits)
         check_source(head.source, plan)
-        with atomic_folder(out, plan.layout.size, what="the head") as partial:
+        graphs = graph_bytes(plan.packing) + graph_bytes(packings(package.manifest))  # the head's, the model's for it
+        with atomic_folder(out, plan.layout.size + graphs, what="the head") as partial:
             _write(kind, package, location, plan, head, partial)
             check_place(out, replace)
     finally:

@@ -81,6 +81,9 @@ _HIDDEN = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) fo
 _READ_BY_EAGLE = {variant.name for variant in EAGLE_HIDDEN_VARIANTS}
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, *_HIDDEN))
 
+# of a matrix, in all graphs and the manifest: 4,500 in large mixtures to 18,000 (tests/export/test_disk_space.py)
+_MATRIX_BYTES = 20_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -91,6 +94,11 @@ class Model:
     packing: Mapping[str, Packing]  # by the name of the matrix
     exact: bool  # float activations in every product
     read_by: Eagle | None = None  # the head that hidden states are for
+
+
+def graph_bytes(packing: Mapping[str, Packing]) -> int:
+    """Bytes that all graphs of a model and its manifest have at most. packing: by the name of the matrix."""
+    return _MATRIX_BYTES * len(packing)
 
 
 def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, ...]:
