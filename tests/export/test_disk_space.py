@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import stat
 import threading
 from pathlib import Path
 
@@ -54,17 +56,13 @@ class Peak:
         self._thread.join()
 
     def look(self, *_: object) -> None:
-        total = 0
-        for path in self.folder.rglob("*"):
-            try:
-                total += path.stat().st_size if path.is_file() else 0
-            except FileNotFoundError:  # removed meanwhile
-                continue
-        self.bytes = max(self.bytes, total)
+        found = [path.stat() for path in self.folder.rglob("*")]
+        self.bytes = max(self.bytes, sum(each.st_size for each in found if stat.S_ISREG(each.st_mode)))
 
     def _watch(self) -> None:
         while not self._ends.wait(0.001):
-            self.look()
+            with contextlib.suppress(FileNotFoundError):  # removed or renamed meanwhile
+                self.look()
 
 
 @pytest.mark.parametrize("case", CASES)
