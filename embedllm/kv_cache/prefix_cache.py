@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.backends.base import MovesState, Session
+from embedllm.files.home_path import expanded
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys, common_prefix, slice_state
 from embedllm.kv_cache.fingerprint import kv_fingerprint, root_key
 from embedllm.kv_cache.transfer import export_spans, exported
@@ -348,4 +348,4 @@ def open_disk_store(
         return None
     from embedllm.kv_cache.disk_store import DiskStore
 
-    return DiskStore(Path(cache_dir).expanduser(), budget_bytes=budget_bytes)
+    return DiskStore(expanded(cache_dir), budget_bytes=budget_bytes)
