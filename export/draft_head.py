@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from embedllm.export.checkpoints.tensor_mapping import Source
-from embedllm.export.graphs import Model, build, described, fuses_experts, graph_bytes, stored_layout, write_variant
+from embedllm.export.graphs import Model, build, described, graph_bytes, stored_layout, write_variant
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.recipe import Recipe
@@ -36,7 +36,7 @@ from embedllm.hub.location import Location
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.entries import Graph
 from embedllm.package.features import features_of
-from embedllm.package.graph_variants import FUSED, GraphVariant
+from embedllm.package.graph_variants import FUSED, GraphVariant, fuses_experts
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
 from embedllm.package.packing import Packing, packings
 from embedllm.package.tensors import (
