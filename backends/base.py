@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV
     # by layer: keys, as they are after norm and rotation, and values; [kv heads, T, D] each
     KeyValues: TypeAlias = list[tuple[NDArray[Cached], NDArray[Cached]]]
+    RecurrentStates: TypeAlias = Mapping[str, NDArray[np.floating]]  # by name (embedllm/package/recurrent_state.py)
     Span: TypeAlias = tuple[int, int]  # tokens: the first, and the one behind the last
 
 H_co = TypeVar("H_co", covariant=True)  # hidden states of consecutive tokens, where the device has them
@@ -229,6 +230,49 @@ class Forgets(Protocol):
 
     def back(self, position: int) -> int:
         """The last position at or before this one that it can be rewound to."""
+        ...
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """A session of a recurrent model. It goes back, and others take a prefix of it, where its states are kept."""
+
+    @property
+    def kv(self) -> MovesState | None:
+        """What takes its keys and values out and in, which are of use with states only; None: neither can be moved."""
+        ...
+
+    @property
+    def state_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of the states of one position, by name; float32 or smaller."""
+        ...
+
+    def kept(self) -> list[int]:
+        """The positions whose states are kept, in order, but for 0; that of now is one, where its states are there."""
+        ...
+
+    def last_kept(self, position: int) -> int:
+        """The last of these at or before a position, or 0: what is behind it is fed again after a rewind."""
+        ...
+
+    def prefer(self, positions: Iterable[int]) -> None:
+        """Keep the states of these positions longer than those of others, once they are reached."""
+        ...
+
+    def is_preferred(self, position: int) -> bool:
+        """Whether it was named by prefer()."""
+        ...
+
+    def export_states(self, position: int) -> RecurrentStates:
+        """Copies of the states of a position where they are kept, in the device's memory or the host's."""
+        ...
+
+    def import_prefix(self, tokens: Sequence[int], kv: Iterable[KeyValues], states: RecurrentStates) -> bool:
+        """Appends tokens that another session has computed, with the states behind the last of them.
+
+        Called where nothing is to be fed again. False: there was KV of fewer tokens, and nothing is appended. Raises
+        as import_state.
+        """
         ...
 
 

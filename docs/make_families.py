@@ -58,8 +58,8 @@ weights are part of the tests.
   attention leaves it out.
 - **MXFP4 experts** (gpt-oss) are dequantized and quantized again like other weights. 8 bits are lossless; 4 bits add an
   error of 7% to the 11% of MXFP4 itself ([numerics.md](numerics.md#mxfp4)).
-- **Multi-head latent attention (MLA)** (DeepSeek, GLM 4.7 Flash, MiniCPM3): on `cpu` the KV cache holds the latent of a
-  token and its rotary key, once for all heads, and attention is computed on these
+- **Multi-head latent attention (MLA)** (DeepSeek, GLM 4.7 Flash, MiniCPM3, Sarvam 105B): on `cpu` the KV cache holds
+  the latent of a token and its rotary key, once for all heads, and attention is computed on these
   ([performance.md](performance.md#mla)): 2.3 KB a token and layer in DeepSeek V2 and V3, as float32. On the other
   devices, and with `kv="int8"` or `"int4"`, it holds the expanded keys and values of all heads, with values padded to
   the size of keys. The results are the model's, but a token takes 11 to 85 times as many numbers. As float16: 324 KB in

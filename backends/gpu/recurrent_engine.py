@@ -11,14 +11,14 @@ from weakref import ref
 
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.io_binding_session import ResidentSession
-from embedllm.backends.gpu.state_pool import state_bytes
+from embedllm.backends.gpu.state_pool import DeviceStates, state_bytes
 from embedllm.backends.ort.runtime import device_errors
 from embedllm.backends.sessions.recurrent_session import StatefulSession, step_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from embedllm.backends.base import BatchRow, Session
+    from embedllm.backends.base import BatchRow, RecurrentStates, Session
     from embedllm.backends.gpu.io_binding_engine import ResidentEngine
     from embedllm.package.lora.adapter import Adapter
     from embedllm.types import Logits
@@ -63,6 +63,24 @@ class RecurrentSlot(ResidentSession):
         else:
             with self._lock, device_errors(self._device):
                 self.pool.states.restore(states.block.address, self.pool.table.slot(self), self.side)
+        self.version += 1
+
+    def copied(self, states: SlotStates) -> DeviceStates:
+        pool, block = self.pool, states.block
+        with self._lock, device_errors(self._device):
+            if block is None:
+                block = DeviceBlock(self._memory, self._bytes)
+                pool.states.save(block.address, pool.table.slot(self), states.side)
+            return pool.states.copied(block)
+
+    def take_states(self, states: RecurrentStates) -> None:
+        self._save_those_on(self.side)  # they are written over
+        slot = self.pool.table.slot(self)
+        with self._lock, device_errors(self._device):
+            if isinstance(states, DeviceStates):
+                self.pool.states.restore(states.block.address, slot, self.side)
+            else:
+                self.pool.states.write(states, slot, self.side)
         self.version += 1
 
     def save_states(self) -> None:

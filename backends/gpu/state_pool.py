@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from embedllm.backends.gpu.device_memory import DeviceMemory, Region
+    from numpy.typing import NDArray
+
+    from embedllm.backends.gpu.device_memory import DeviceBlock, DeviceMemory, Region
     from embedllm.backends.ort.runtime import ort
 
 SIDES = 2
@@ -57,6 +59,36 @@ def state_bytes(session: ort.InferenceSession) -> int:
     return sum(state.bytes for state in states_of(session).values())
 
 
+class DeviceStates(Mapping[str, "NDArray[np.floating]"]):
+    """States of a sequence that stay on the device; an array that is asked for is copied to the host."""
+
+    def __init__(self, memory: DeviceMemory, states: Mapping[str, State], block: DeviceBlock) -> None:
+        """block: where they lie, one behind the other."""
+        self.block = block
+        self._memory = memory
+        self._states = states
+
+    @property
+    def nbytes(self) -> int:
+        return self.block.size
+
+    def __getitem__(self, name: str) -> NDArray[np.floating]:
+        address = self.block.address
+        for each, state in self._states.items():
+            if each == name:
+                array = np.empty(state.shape, state.dtype)
+                self._memory.read(address, array)
+                return array
+            address += state.bytes
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
 class StatePool:
     """Of a model that has no states, nothing."""
 
@@ -96,6 +128,15 @@ class StatePool:
         for name, size in self._sizes.items():
             place = source._address(name, from_slot, from_side)
             self._memory.copy(self._address(name, slot, side), place, width=size)
+
+    def copied(self, block: DeviceBlock) -> DeviceStates:
+        """What was saved to a block, for a slot of any pool of the engine."""
+        return DeviceStates(self._memory, self._states, block)
+
+    def write(self, states: Mapping[str, NDArray[np.floating]], slot: int, side: int) -> None:
+        """Takes arrays of the host."""
+        for name in self._states:
+            self._memory.write(self._address(name, slot, side), states[name])
 
     def save(self, to: int, slot: int, side: int) -> None:
         """Copies them to that many bytes somewhere else on the device, one behind the other."""

@@ -256,6 +256,12 @@ class OvSession:
             for name, variable in self._recurrent.items():
                 _set(variable, states[name])
 
+    def copied(self, states: Mapping[str, F32]) -> Mapping[str, F32]:
+        return states
+
+    def take_states(self, states: Mapping[str, F32]) -> None:
+        self.set_states(states)
+
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
         if not self.position:  # the state of a new request has no shape yet

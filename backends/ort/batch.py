@@ -9,6 +9,7 @@ import numpy as np
 
 from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.runtime import first_line, ort, run_options
+from embedllm.backends.ort.shared_states import SharedStates
 from embedllm.backends.sessions.shared_kv import SharedKv
 from embedllm.errors import DeviceError
 from embedllm.package.graph_variants import LAST_HIDDEN_STATE
@@ -45,7 +46,8 @@ class Batch:
 
     def __init__(self, engine: BatchHost, adapter: Adapter | None) -> None:
         self.adapter = adapter
-        self.shared = SharedKv(slots=MAX_BATCH, context=engine.package.context, release=self._unbind)
+        self.shared = SharedKv(slots=MAX_BATCH, context=engine.package.context, release=self._release)
+        self._states = SharedStates(engine.package.architecture, most_slots=MAX_BATCH)
         self._engine = engine
         self._bound: _Bound | None = None
         self._options = run_options()
@@ -64,10 +66,13 @@ class Batch:
         members = self.shared.members[slots.start : slots.stop]
         positions = [member.position for member in members]
         logits = self._bound.prepare([next_tokens.get(member, 0) for member in members], positions, next_tokens.keys())
+        stepping = {session.state_buffers: slots.start + members.index(session) for session in sessions}
+        self._states.bind(self._bound.binding, stepping, slots)
         try:
             self._engine.session.run_with_iobinding(self._bound.binding, self._options)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed at {positions}: {first_line(error)}") from error
+        self._states.end_run(stepping)
         rows = [logits[members.index(session), 0] for session in sessions]
         hidden = self._bound.hidden
         for session in sessions:
@@ -79,6 +84,11 @@ class Batch:
 
     def _unbind(self) -> None:
         self._bound = None
+
+    def _release(self) -> None:
+        """Before buffers of KV go: with the last session, or for larger ones."""
+        self._unbind()
+        self._states.free()
 
 
 class _Bound:

@@ -28,7 +28,7 @@ from embedllm.backends.ort.runtime import (
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.ort.vision import open_on_cpu
 from embedllm.backends.sessions.hidden_rows import OF_PROMPT
-from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.backends.sessions.recurrent_session import StatefulSession, step_together
 from embedllm.backends.sessions.sparse_memory import GIVES_BACK
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.backends.system.hardware import processor
@@ -202,9 +202,7 @@ class OrtEngine:
             self._session = self._start(path, options, attachment, weights_folder)
         self.images, self.images_unsupported = self._open_images(attachment)
         # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
-        # nor of a recurrent model: a step beside others would change the states of those that only lie between
-        joins = attachment is None and not exact and not package.decoder.is_recurrent
-        self.max_batch = MAX_BATCH if joins else 1
+        self.max_batch = MAX_BATCH if attachment is None and not exact else 1
         self._batches: list[Batch] = []  # one for each adapter that sessions step together with
         self._options = run_options()
         if attachment is not None:
@@ -267,6 +265,11 @@ class OrtEngine:
 
     def run_batch(self, rows: Sequence[BatchRow]) -> list[Logits]:
         """As RunsBatches; sessions with different adapters are fed by a run for each, and so are those with images."""
+        if not self.package.decoder.is_recurrent:
+            return self._run_all(rows)
+        return step_together(self, rows, lambda session, token: True, self._run_all)
+
+    def _run_all(self, rows: Sequence[BatchRow]) -> list[Logits]:
         by_adapter: dict[int, dict[OrtSession, int]] = {}
         for row in rows:
             session = cast("OrtSession", row.session)
@@ -280,8 +283,9 @@ class OrtEngine:
             for group in by_adapter.values():
                 logits |= self._step(group)
         except BaseException as error:
-            for session, position in positions.items():
-                session.position = position
+            if not self.package.decoder.is_recurrent:  # else states have changed, too: step_together rewinds them
+                for session, position in positions.items():
+                    session.position = position
             if isinstance(error, MemoryError):
                 raise DeviceError(f"there is no memory for the KV of {len(rows)} sequences in one run.") from error
             raise

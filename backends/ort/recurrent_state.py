@@ -15,6 +15,8 @@ from embedllm.backends.ort.runtime import ort
 from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from embedllm.package.architecture.decoder import Decoder
 
     Buffers: TypeAlias = dict[str, ort.OrtValue]
@@ -48,6 +50,18 @@ class HostStateMemory:
         value.update_inplace(array)
 
 
+class OtherPlace(Protocol):
+    """Where the newest states of some sequences lie instead: shared_states.py."""
+
+    def give_back(self, states: States) -> None:
+        """Has them take() what lies there."""
+        ...
+
+    def forget(self, states: States) -> None:
+        """Of a sequence that needs them no more."""
+        ...
+
+
 class KeptStates:
     """States that stay as they are while this exists."""
 
@@ -59,6 +73,7 @@ class States:
     """Of one sequence; of a model that has none, nothing."""
 
     def __init__(self, decoder: Decoder, memory: StateMemory) -> None:
+        self.elsewhere: OtherPlace | None = None  # where the newest lie, of a sequence that steps with others
         self._memory = memory
         self._shapes = state_shapes(decoder)
         self._spare: list[Buffers] = []
@@ -67,6 +82,7 @@ class States:
 
     def bind(self, binding: ort.IOBinding) -> None:
         """For the next step."""
+        self._fetch()
         for name, value in self._current.items():
             binding.bind_ortvalue_input(f"past_{name}", value)
             binding.bind_ortvalue_output(f"present_{name}", self._next[name])
@@ -78,6 +94,7 @@ class States:
 
     def reset(self) -> None:
         """To those of a sequence of no token."""
+        self._leave()
         if self._is_kept():
             self._current, self._snapshot = self._take(), None
         for name, value in self._current.items():
@@ -85,6 +102,7 @@ class States:
 
     def keep(self) -> KeptStates:
         """Those that are held now."""
+        self._fetch()
         states = self._snapshot and self._snapshot()
         if states is None:
             states = KeptStates(self._current)
@@ -94,6 +112,7 @@ class States:
 
     def put(self, states: KeptStates) -> None:
         """Goes back to those."""
+        self._leave()
         if states.buffers is self._current:
             return
         before, was_kept = self._current, self._is_kept()
@@ -103,8 +122,30 @@ class States:
 
     def close(self) -> None:
         """Frees them."""
+        self._leave()
         self._current, self._next, self._shapes = {}, {}, {}
         self._spare.clear()
+
+    def take(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copies of these, [1, ...] by name, in place of those that are held."""
+        for name, value in self._next.items():
+            self._memory.write(value, arrays[name])
+        self.advance()
+
+    def copy_to(self, place: OtherPlace, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes those that are held to these, [1, ...] by name, where the newest lie from now on."""
+        self._fetch()
+        for name, value in self._current.items():
+            np.copyto(arrays[name], value.numpy())
+        self.elsewhere = place
+
+    def _fetch(self) -> None:
+        if self.elsewhere is not None:
+            self.elsewhere.give_back(self)
+
+    def _leave(self) -> None:
+        if self.elsewhere is not None:
+            self.elsewhere.forget(self)
 
     def _is_kept(self) -> bool:
         return self._snapshot is not None and self._snapshot() is not None

@@ -24,7 +24,7 @@ from embedllm.sampling.numpy_logits import NumpyLogits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.backends.base import Cached, KeyValues, Span
+    from embedllm.backends.base import Cached, KeyValues, RecurrentStates, Span
     from embedllm.backends.images import ImageFeatures
     from embedllm.backends.sessions.shared_kv import SharedKv
     from embedllm.package.lora.adapter import Adapter
@@ -87,7 +87,7 @@ class OrtSession:
         self.kv = engine.empty_kv()
         self.retention = WindowedKvRetention(engine.windows)
         self._was_many = False  # the last feed: a prompt
-        self._states = States(self._decoder, HostStateMemory())
+        self.state_buffers = States(self._decoder, HostStateMemory())
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._logits_size), engine.dtype)
         self._unbind()
@@ -178,7 +178,7 @@ class OrtSession:
             self._places.rewind(position)
         self.retention.rewind(position)
         if not position:
-            self._states.reset()
+            self.state_buffers.reset()
 
     @property
     def keeps_all(self) -> bool:
@@ -195,10 +195,16 @@ class OrtSession:
         return self.retention.back(position)
 
     def states(self) -> KeptStates:
-        return self._states.keep()
+        return self.state_buffers.keep()
 
     def set_states(self, states: KeptStates) -> None:
-        self._states.put(states)
+        self.state_buffers.put(states)
+
+    def copied(self, states: KeptStates) -> RecurrentStates:
+        return {name: value.numpy()[0].copy() for name, value in states.buffers.items()}
+
+    def take_states(self, states: RecurrentStates) -> None:
+        self.state_buffers.take({name: array[None] for name, array in states.items()})
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         return self.export_stored([(start, stop)])[0]
@@ -262,6 +268,7 @@ class OrtSession:
         self._run_options.terminate = stop
 
     def close(self) -> None:
+        self.state_buffers.close()
         if self.shared is not None:
             self.shared.close(self)
         self._binding = None
@@ -325,7 +332,7 @@ class OrtSession:
             self._bind_hidden(binding, len(tokens), is_all=logits_from == 0)
         if self._places:
             self._bind_tables(end)
-        self._states.bind(binding)
+        self.state_buffers.bind(binding)
         return binding
 
     def _bind_hidden(self, binding: ort.IOBinding, count: int, *, is_all: bool) -> None:
@@ -372,7 +379,7 @@ class OrtSession:
         assert self._session is not None  # as long as there is a binding
         with feed_errors(self.position, lambda: options is self._run_options and self.is_stopping):
             self._session.run_with_iobinding(binding, options)
-        self._states.advance()
+        self.state_buffers.advance()
         self.position += count
         if self.hidden is not None:
             self.hidden.put(self.position, self._given_hidden[0])

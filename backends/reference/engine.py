@@ -153,6 +153,12 @@ class ReferenceSession(Layers):
     def set_states(self, states: Mapping[str, F32]) -> None:
         self._states = {name: state.copy() for name, state in states.items()}
 
+    def copied(self, states: Mapping[str, F32]) -> Mapping[str, F32]:
+        return states
+
+    def take_states(self, states: Mapping[str, F32]) -> None:
+        self.set_states(states)
+
     def adapt(self, adapter: Adapter | None) -> None:
         check_change(adapter, self.position, can=True)
         self._adapter = adapter

@@ -8,9 +8,9 @@ accepted; between two copies the tokens from the earlier one on are fed again, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 from embedllm.backends.base import (
     BatchRow,
@@ -20,17 +20,19 @@ from embedllm.backends.base import (
     Foresees,
     GivesHidden,
     Interruptible,
+    MovesState,
+    PlacesImages,
     Session,
     TakesAdapters,
 )
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.images import images_of
 from embedllm.errors import DeviceError
-from embedllm.package.recurrent_state import state_bytes
+from embedllm.package.recurrent_state import state_bytes, state_shapes
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import KeptHidden
+    from embedllm.backends.base import KeptHidden, KeyValues, RecurrentStates
     from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.sampling.draws import Draws
@@ -40,6 +42,7 @@ _MOST = 16  # copies of a sequence
 _MOST_BYTES = 256 << 20  # that they take together; one there is always
 T = TypeVar("T")
 S = TypeVar("S")  # copies of states, wherever they lie
+S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Plain(Session, FeedsAll, TakesAdapters, Protocol[S]):
@@ -52,12 +55,25 @@ class Plain(Session, FeedsAll, TakesAdapters, Protocol[S]):
     def set_states(self, states: S) -> None: ...
 
 
+@runtime_checkable
+class MovesStates(Protocol[S_contra]):
+    """What is wrapped, where its states can be given to another session."""
+
+    def copied(self, states: S_contra) -> RecurrentStates:
+        """Copies, on the device or in the host's memory."""
+        ...
+
+    def take_states(self, states: RecurrentStates) -> None:
+        """Copies these in place of its own."""
+        ...
+
+
 class _Engine(Engine, Protocol):
     package: Package
 
 
 class StatefulSession(Generic[S]):
-    """A session like others, which gives no KV away: that of a part of a sequence is of no use without its states."""
+    """A session like others, which gives KV away with states only: KeepsStates."""
 
     def __init__(self, engine: _Engine, plain: Plain[S]) -> None:
         self.position = 0
@@ -65,6 +81,8 @@ class StatefulSession(Generic[S]):
         self._engine = engine
         self._tokens: list[int] = []
         self._copies: dict[int, S] = {}  # by position
+        self._preferred: set[int] = set()  # positions
+        self.state_shapes = state_shapes(engine.package.decoder)
         self._most = max(1, min(_MOST, _MOST_BYTES // state_bytes(engine.package.decoder)))
         self._is_restored = True  # the states that are held belong to its position; else the device failed to go back
         self._was_many = False  # the last feed, which was no draft
@@ -96,6 +114,7 @@ class StatefulSession(Generic[S]):
         self.position = position
         del self._tokens[position:]
         self._copies = {at: states for at, states in self._copies.items() if at <= position}
+        self._preferred = {at for at in self._preferred if at <= position}
         if self._plain.position > position:
             self._go_back()
 
@@ -115,6 +134,58 @@ class StatefulSession(Generic[S]):
         self._tokens.clear()
         self._copies.clear()
         self.position = 0
+
+    @property
+    def kv(self) -> MovesState | None:
+        plain = self._plain
+        return plain if isinstance(plain, MovesState) and isinstance(plain, MovesStates) else None
+
+    def kept(self) -> list[int]:
+        current = {self._plain.position} if self._is_restored else set()
+        return sorted({*self._copies, *current} - {0})
+
+    def last_kept(self, position: int) -> int:
+        return max((at for at in self.kept() if at <= position), default=0)
+
+    def prefer(self, positions: Iterable[int]) -> None:
+        self._preferred |= set(positions)
+
+    def is_preferred(self, position: int) -> bool:
+        return position in self._preferred
+
+    def export_states(self, position: int) -> RecurrentStates:
+        plain = self._plain
+        assert isinstance(plain, MovesStates)
+        return plain.copied(self._copies[position] if position in self._copies else self._plain.states())
+
+    def import_prefix(self, tokens: Sequence[int], kv: Iterable[KeyValues], states: RecurrentStates) -> bool:
+        plain, start = self._plain, self.position
+        assert isinstance(plain, MovesState)
+        assert isinstance(plain, MovesStates)
+        if not self._is_restored:
+            self._go_back()
+        if self._plain.position != start:
+            return False
+        self._note(many=True)  # to be gone back to
+        try:
+            for each in kv:
+                plain.import_state(each)
+            is_whole = self._plain.position == start + len(tokens)
+            if is_whole:
+                if isinstance(plain, PlacesImages):
+                    plain.put_images(start, tokens)
+                plain.take_states(states)
+        except BaseException:
+            with suppress(DeviceError):  # before the next feed then
+                self._go_back()
+            raise
+        if not is_whole:
+            self._go_back()
+            return False
+        self._tokens += tokens
+        self.position = self._plain.position
+        self._copies[self.position] = self._plain.states()
+        return True
 
     @property
     def steps_from(self) -> Plain[S] | None:
@@ -166,7 +237,7 @@ class StatefulSession(Generic[S]):
             if len(self._copies) > self._most:
                 places = [0, *self._copies]  # the newest stays, and of the others those that lie far apart
                 gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
-                del self._copies[min(gaps, key=gaps.__getitem__)]
+                del self._copies[min(gaps, key=lambda place: (self.is_preferred(place), gaps[place]))]
         self._was_many = many and not are_drafts
 
     def _go_back(self) -> None:
@@ -189,7 +260,7 @@ def step_together(
 
     joins: whether what a session wraps can step with others by that token. Those that cannot, and those that a rewind
     has put behind, go through their session, which knows what to do with states where a run fails.
-    run: as run_batch, of what the sessions wrap; where it raises, that is left as it was.
+    run: as run_batch, of what the sessions wrap; where it raises, those that have stepped all the same are rewound.
     """
     sessions = [_stateful(row.session) for row in rows]
     vocabulary = engine.package.decoder.vocabulary

@@ -68,7 +68,9 @@ class Runner:
         """
         self._loop = None if is_direct else EngineLoop.of(engine.device.name)
         self._in_loop = self._loop or CallerThread()
-        self.sequences = SequencePool(engine, self._in_loop, prefix_cache, kv_tokens=kv_tokens)
+        self.sequences = SequencePool(
+            engine, self._in_loop, prefix_cache, kv_tokens=kv_tokens, marks=text.special_tokens
+        )
         self.scheduler = Scheduler(self.sequences, max_running=max_running, max_waiting=max_waiting)
         self._text = text
         self._context = engine.context

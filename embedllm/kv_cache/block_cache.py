@@ -8,13 +8,13 @@ combined from a sequence, memory and disk, which a radix tree does not allow. St
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import KeyValues
+    from embedllm.backends.base import KeyValues, RecurrentStates
 
 BLOCK = 64  # tokens
 
@@ -26,16 +26,43 @@ class Block:
     parent: bytes  # the key before it
     tokens: tuple[int, ...]
     state: KeyValues
+    states: RecurrentStates | None = None  # of a recurrent model, behind its last token, where they are kept
 
     @property
     def bytes(self) -> int:
-        return state_bytes(self.state)
+        return state_bytes(self.state) + (0 if self.states is None else _bytes_of_states(self.states))
+
+
+class BlockStore(Protocol):
+    """Blocks on disk."""
+
+    def has(self, key: bytes) -> bool: ...
+
+    def read(self, key: bytes, tokens: Sequence[int]) -> KeyValues | None:
+        """The KV of a whole block; None when it is gone or damaged."""
+        ...
+
+    def write(self, key: bytes, tokens: Sequence[int], state: KeyValues, about: Mapping[str, str]) -> None: ...
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Notes that a chain of blocks was used."""
+        ...
+
+    def trim(self) -> None:
+        """Drops those used least recently beyond the budget."""
+        ...
 
 
 def state_bytes(state: KeyValues) -> int:
     if (size := getattr(state, "nbytes", None)) is not None:  # of a device: backends/gpu/device_memory.py
         return size
     return sum(keys.nbytes + values.nbytes for keys, values in state)
+
+
+def _bytes_of_states(states: RecurrentStates) -> int:
+    if (size := getattr(states, "nbytes", None)) is not None:  # of a device: backends/gpu/state_pool.py
+        return size
+    return sum(array.nbytes for array in states.values())
 
 
 def slice_state(state: KeyValues, start: int, stop: int) -> KeyValues:
@@ -81,6 +108,13 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return same
 
 
+def _replaces(block: Block, other: Block) -> bool:
+    """Whether the other of two blocks after one key is of no use beside this one."""
+    if block.tokens[: len(other.tokens)] != other.tokens:
+        return False
+    return other.states is None or (block.states is not None and len(block.tokens) == len(other.tokens))
+
+
 class BlockCache:
     """Blocks in memory, within a budget in bytes. For one thread at a time."""
 
@@ -101,20 +135,30 @@ class BlockCache:
         best = max(candidates, key=lambda pair: pair[1], default=None)
         return best if best and best[1] else None
 
+    def has(self, parent: bytes, tokens: Sequence[int]) -> bool:
+        """Whether there is KV of these tokens after that key, of a block at most."""
+        match = self.find(parent, tokens)
+        return match is not None and match[1] == len(tokens)
+
+    def ends(self, parent: bytes, tokens: Sequence[int]) -> list[Block]:
+        """The blocks after that key that these tokens begin with, and that have the states behind them."""
+        after = self._after.get(parent, ())
+        return [each for each in after if each.states is not None and tuple(tokens[: len(each.tokens)]) == each.tokens]
+
     def put(self, block: Block) -> None:
         """Keeps a block, and drops those used least recently for it; nothing when it is larger than the budget.
 
-        One that begins a longer one is of no use beside it.
+        One that begins a longer one is of no use beside it, but for its states.
         """
         siblings = self._after.get(block.parent, [])
-        longer = next((other for other in siblings if other.tokens[: len(block.tokens)] == block.tokens), None)
+        longer = next((other for other in siblings if _replaces(other, block)), None)
         if longer is not None:
             self.touch([longer])  # or the next block of its chain might drop it
             return
         size = block.bytes
         if size > self.budget_bytes:
             return
-        for shorter in [other for other in siblings if block.tokens[: len(other.tokens)] == other.tokens]:
+        for shorter in [other for other in siblings if _replaces(block, other)]:
             self._drop(shorter)
         self.make_room(size)
         self._blocks[block.parent, block.tokens] = block

@@ -16,10 +16,21 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
-from embedllm.backends.base import MovesState, Session
+from embedllm.backends.base import KeepsStates, MovesState, Session
 from embedllm.files.home_path import expanded
-from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys, common_prefix, slice_state
+from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, block_keys, common_prefix, slice_state
 from embedllm.kv_cache.fingerprint import kv_fingerprint, root_key
+from embedllm.kv_cache.recurrent_prefix import (
+    Blocks,
+    CachedPrefix,
+    as_kv,
+    ends_to_store,
+    in_sequence,
+    insert_prefix,
+    movable,
+    states_behind,
+    states_key,
+)
 from embedllm.kv_cache.transfer import export_spans, exported
 from embedllm.package.lora.adapter import Adapter, is_same
 
@@ -40,26 +51,6 @@ class PeerSequence(Protocol):
     @property
     def reusable_tokens(self) -> list[int]:
         """Its tokens, as far as their KV depends on these tokens only (not after a context shift)."""
-        ...
-
-
-class BlockStore(Protocol):
-    """Blocks on disk."""
-
-    def has(self, key: bytes) -> bool: ...
-
-    def read(self, key: bytes, tokens: Sequence[int]) -> KeyValues | None:
-        """The KV of a whole block; None when it is gone or damaged."""
-        ...
-
-    def write(self, key: bytes, tokens: Sequence[int], state: KeyValues, about: Mapping[str, str]) -> None: ...
-
-    def used(self, keys: Sequence[bytes]) -> None:
-        """Notes that a chain of blocks was used."""
-        ...
-
-    def trim(self) -> None:
-        """Drops those used least recently beyond the budget."""
         ...
 
 
@@ -106,8 +97,9 @@ class PrefixCache:
 
     def bind_session(self, session: Session) -> None:
         """Takes the KV fingerprint of the first session, which the blocks on disk must have."""
-        if self.folder is not None and not self._root and isinstance(session, MovesState):
-            kind = kv_fingerprint(self._model, session)
+        mover = session.kv if isinstance(session, KeepsStates) else session
+        if self.folder is not None and not self._root and isinstance(mover, MovesState):
+            kind = kv_fingerprint(self._model, mover)
             self._about, self._root = {"kind": json.dumps(kind)}, root_key(kind)
 
     @property
@@ -153,17 +145,33 @@ class PrefixCache:
         self._memory.touch(used)
         return sources if at - start >= MIN_TOKENS else []
 
+    def find_recurrent(
+        self,
+        session: KeepsStates,
+        prompt: Sequence[int],
+        start: int,
+        peers: Iterable[PeerSequence],
+        adapter: Adapter | None = None,
+    ) -> tuple[CachedPrefix | None, int]:
+        """As find, for a recurrent model; and how many tokens others have had in common with this prompt."""
+        limit = len(prompt) - 1
+        keys = block_keys(prompt, self._root_of(adapter))
+        found = [Blocks(self._memory, self.folder, prompt, keys, session.state_shapes).longest(start, limit)]
+        found += [in_sequence(peer, prompt, start, limit) for peer in peers if is_same(peer.adapter, adapter)]
+        prefixes = [prefix for prefix, _ in found if prefix is not None and prefix.stop - start >= MIN_TOKENS]
+        return max(prefixes, key=lambda prefix: prefix.stop, default=None), max(shared for _, shared in found)
+
     def insert(self, holder: PeerSequence, start: int) -> None:
         """Copies the KV of a sequence from a token on into memory, before that KV is dropped."""
-        tokens = holder.reusable_tokens
-        if (
-            len(tokens) - start < MIN_TOKENS
-            or not self._memory.budget_bytes
-            or not isinstance(holder.session, MovesState)
-        ):
+        tokens, session = holder.reusable_tokens, holder.session
+        if len(tokens) - start < MIN_TOKENS or not self._memory.budget_bytes:
             return
         keys = block_keys(tokens, self._root_of(holder.adapter))
-        size = self._token_bytes(holder.session)
+        if (recurrent := movable(session)) is not None and recurrent.kv is not None:
+            insert_prefix(self._memory, holder, start, keys, self._token_bytes(recurrent.kv))
+        if not isinstance(session, MovesState):
+            return
+        size = self._token_bytes(session)
         left = self._memory.budget_bytes // size  # tokens
         new_blocks: list[Block] = []
         for group in _runs(self._missing(tokens, start, keys), TRANSFER_TOKENS // BLOCK):
@@ -174,7 +182,7 @@ class PrefixCache:
             count = spans[-1][1] - spans[0][0]
             left -= count
             self._memory.make_room(count * size)  # before the copy, which gets their memory then
-            states = export_spans(holder.session, spans)
+            states = export_spans(session, spans)
             blocks = [Block(parent=keys[first // BLOCK], tokens=tuple(tokens[first:last]), state=state)
                       for (first, last), state in zip(spans, states, strict=True)]  # fmt: skip
             for block in blocks:
@@ -196,7 +204,21 @@ class PrefixCache:
         from embedllm.backends.sessions.kv_arrays import on_host  # numpy
 
         keys = block_keys(prompt, self._root_of(adapter))
-        missing = [at for at in range(len(keys) - 1) if not folder.has(keys[at + 1])]
+        stored, of_states = keys[1:], list[bytes]()
+        if (session := movable(holder.session)) is not None:
+            ends = ends_to_store(self._memory, _held(holder, prompt, adapter), prompt, keys)
+            for stop in ends:
+                of_states.append(states_key(keys[stop // BLOCK]))
+                if folder.has(of_states[-1]):
+                    continue
+                held = _held(holder, prompt, adapter)  # by the time a request may have it
+                states = states_behind(self._memory, held, prompt, keys, stop)
+                if states is not None:
+                    kv, last = as_kv(states, session.state_shapes), prompt[stop - 1 : stop]
+                    writer.add(partial(folder.write, of_states[-1], last, kv, self._about))
+                yield
+            stored = keys[1 : 1 + max(ends, default=0) // BLOCK]  # behind them it is of no use
+        missing = [at for at, key in enumerate(stored) if not folder.has(key)]
         for group in _runs(missing, TRANSFER_TOKENS // BLOCK):
             state = _exported(holder, prompt, group[0] * BLOCK, (group[-1] + 1) * BLOCK, adapter)
             for at in group:
@@ -206,7 +228,7 @@ class PrefixCache:
                 if block is not None:
                     writer.add(partial(folder.write, keys[at + 1], tokens, on_host(block), self._about))
             yield
-        writer.add(partial(folder.used, keys[1:]))
+        writer.add(partial(folder.used, [*stored, *of_states]))
         if missing:
             writer.add(folder.trim)
 
@@ -220,7 +242,8 @@ class PrefixCache:
 
     def _missing(self, tokens: Sequence[int], start: int, keys: Sequence[bytes]) -> list[int]:
         """The indices of the blocks from a token on that are not in memory."""
-        return [at for at in range(start // BLOCK, -(-len(tokens) // BLOCK)) if not self._has(tokens, at * BLOCK, keys)]
+        blocks = range(start // BLOCK, -(-len(tokens) // BLOCK))
+        return [at for at in blocks if not self._memory.has(keys[at], tokens[at * BLOCK : (at + 1) * BLOCK])]
 
     def _token_bytes(self, session: MovesState) -> int:
         """What the KV of a token takes; asked once, since some sessions copy all that they hold for it."""
@@ -228,10 +251,6 @@ class PrefixCache:
             state = exported(session, 0, 0)
             self._bytes_per_token = sum(a.shape[0] * a.shape[2] * a.dtype.itemsize for pair in state for a in pair)
         return self._bytes_per_token
-
-    def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
-        match = self._memory.find(keys[at // BLOCK], tokens[at : at + BLOCK])
-        return match is not None and match[1] == len(tokens[at : at + BLOCK])
 
     def _whole(self, parent: bytes, tokens: Sequence[int]) -> KeyValues | None:
         """A whole block in memory."""
@@ -303,16 +322,23 @@ def _in_sequence(
     return CachedSpan(start=at, stop=stop, read=lambda: _exported(peer, prompt, at, stop, adapter))
 
 
+def _held(holder: PeerSequence, prompt: Sequence[int], adapter: Adapter | None) -> KeepsStates | None:
+    """The session of a recurrent model, while it holds a prompt."""
+    is_held = is_same(holder.adapter, adapter) and list(prompt) == holder.reusable_tokens[: len(prompt)]
+    return movable(holder.session) if is_held else None
+
+
 def _exported(
     holder: PeerSequence, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
 ) -> KeyValues | None:
     """A copy of a sequence's KV of a prompt; None when it was dropped meanwhile."""
     session = holder.session
-    if not isinstance(session, MovesState) or not is_same(holder.adapter, adapter):
+    mover = session.kv if isinstance(session, KeepsStates) else session
+    if not isinstance(mover, MovesState) or not is_same(holder.adapter, adapter):
         return None
     if list(prompt[:stop]) != holder.reusable_tokens[:stop]:
         return None
-    return exported(session, start, stop)
+    return exported(mover, start, stop)
 
 
 def _runs(places: Sequence[int], most: int) -> Iterator[list[int]]:

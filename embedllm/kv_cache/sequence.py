@@ -15,6 +15,7 @@ from embedllm.backends.base import (
     Forgets,
     Interrupted,
     Interruptible,
+    KeepsStates,
     MovesState,
     PlacesImages,
     ReadsPrompts,
@@ -32,6 +33,7 @@ from embedllm.types import Logits
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues, Session
     from embedllm.kv_cache.context_shift import ContextShift
+    from embedllm.kv_cache.recurrent_prefix import CachedPrefix
     from embedllm.package.lora.adapter import Adapter
     from embedllm.sampling.draws import Draws
 
@@ -81,6 +83,7 @@ class CachedSequence:
         self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
         self.note_dropped: Callable[[int], None] = ignore  # called with the number of dropped tokens
         self.when_reopened: Callable[[Session], None] = ignore  # called with a session that takes the place of another
+        self.landmarks: Sequence[int] = ()  # positions at which pieces of a prompt end
         self._draws: Draws | None = None  # how the request that runs chooses its tokens
         self.evicted: list[int] = []  # tokens whose KV was taken away while their request waits
         self._swapped: list[KeyValues] = []  # that KV, in the host's memory
@@ -139,8 +142,10 @@ class CachedSequence:
     def piece(self, tokens: Sequence[int], start: int, count: int) -> int:
         """How many of a prompt's tokens are fed from a place on, where `count` are asked for.
 
-        More, where an image would be cut whose tokens attend to one another.
+        More, where an image would be cut whose tokens attend to one another. Fewer, where states are to be kept.
         """
+        held = len(self.tokens)
+        count = min([count, *(at - held for at in self.landmarks if at > held)])
         images = images_of(self.engine)
         return count if images is None else images.end_of_piece(tokens, start + count) - start
 
@@ -158,6 +163,12 @@ class CachedSequence:
 
     def back(self, position: int) -> int:
         """The last position at or before this one that it can be rewound to without computing anything again."""
+        if isinstance(self.session, KeepsStates):
+            return self.session.last_kept(position)
+        return self._held(position)
+
+    def _held(self, position: int) -> int:
+        """As back(), where what a recurrent model computes again waits for the next feed."""
         return self.session.back(position) if isinstance(self.session, Forgets) else position
 
     def set_keeps_all(self, keeps_all: bool) -> None:
@@ -173,7 +184,7 @@ class CachedSequence:
 
     def forget_from(self, position: int) -> None:
         """Forgets the tokens from a position on."""
-        back = self.back(position)
+        back = self._held(position)
         self.session.rewind(back)
         while back < position:
             end = min(back + self.piece(self.tokens, back, _RECOMPUTE_TOKENS), position)
@@ -274,6 +285,21 @@ class CachedSequence:
         """Takes the cached KV of more of a prompt, up to the first span that is gone meanwhile."""
         for state in read_spans(sources):
             self.append(prompt, state)
+
+    def restore_prefix(self, prompt: Sequence[int], prefix: CachedPrefix) -> None:
+        """As restore, of a recurrent model: all of a prefix or nothing."""
+        assert isinstance(self.session, KeepsStates)  # there are no prefixes for others
+        if self.is_ended:
+            raise Interrupted
+        tokens, states = prompt[prefix.start : prefix.stop], prefix.states()
+        if states is not None and self.session.import_prefix(tokens, prefix.kv(), states):
+            self.tokens += tokens
+
+    def set_landmarks(self, positions: Sequence[int]) -> None:
+        """Has the states of a recurrent model kept at these positions of the prompt that is fed next."""
+        self.landmarks = positions
+        if isinstance(self.session, KeepsStates):
+            self.session.prefer(positions)
 
     def append(self, prompt: Sequence[int], state: KeyValues) -> None:
         """Takes the KV of the next tokens of a prompt."""

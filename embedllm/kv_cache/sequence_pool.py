@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from embedllm.backends.base import Engine, MovesState
+from embedllm.backends.base import Engine, KeepsStates, MovesState
 from embedllm.kv_cache.background_writer import BackgroundWriter
-from embedllm.kv_cache.block_cache import common_prefix
+from embedllm.kv_cache.block_cache import BLOCK, common_prefix
 from embedllm.kv_cache.prefix_cache import MIN_TOKENS, PrefixCache
+from embedllm.kv_cache.recurrent_prefix import last_message, movable
 from embedllm.kv_cache.sequence import CachedSequence, Caller, ignore
 from embedllm.package.lora.adapter import Adapter, is_same
 
@@ -32,11 +33,16 @@ class SequencePool:
         prefix_cache: PrefixCache | None = None,
         *,
         kv_tokens: int | None = None,
+        marks: frozenset[int] = frozenset(),
     ) -> None:
-        """kv_tokens: for whose KV there is memory, all sequences together; None: that is not known."""
+        """kv_tokens: for whose KV there is memory, all sequences together; None: that is not known.
+
+        marks: special tokens, with which chat templates begin and end messages.
+        """
         self.loop = loop
         self.prefix_cache = prefix_cache  # None: no KV is shared between sequences
         self.kv_tokens = kv_tokens
+        self._marks = marks
         self._engine: Engine | None = engine
         self._closing: Engine | None = None  # by the last sequence
         self._idle: CachedSequence | None = None
@@ -121,14 +127,19 @@ class SequencePool:
 
         own: the sequence that the prompt is for. Where prompts are read together, waiting for one costs more.
         """
-        if self.prefix_cache is None or not isinstance(reader.session, MovesState):
+        is_recurrent = movable(reader.session) is not None
+        if self.prefix_cache is None or not (is_recurrent or isinstance(reader.session, MovesState)):
             return 0
         if not is_same(reader.adapter, adapter) or len(prompt) > self.engine.context:
             return 0
         shared = min(common_prefix(reader_prompt, prompt), len(prompt) - 1)
         cached_count = max(len(reader.tokens), 0 if own is None else own.shares(prompt, adapter))
         least = MIN_TOKENS if reader.prompt_batches is None else max(MIN_TOKENS, self.engine.chunk // 4)
-        return shared if shared - cached_count >= least else 0
+        if shared - cached_count < least:
+            return 0
+        if is_recurrent and shared not in reader.landmarks:
+            reader.set_landmarks([*reader.landmarks, shared])
+        return shared
 
     def begin(self, sequence: CachedSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> int:
         """Truncates to the common prefix, restores cached KV, returns the number of cached tokens.
@@ -138,20 +149,38 @@ class SequencePool:
         own = common_prefix(sequence.tokens, prompt) if is_same(sequence.adapter, adapter) else 0
         shared = sequence.back(min(own, len(prompt) - 1))
         cache = self.prefix_cache
-        fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
-        spans = (
-            cache.find(prompt, shared, [one for one in self._all if one is not sequence], adapter)
-            if cache is not None and fits and isinstance(sequence.session, MovesState)
-            else []
-        )
+        spans, prefix, known = [], None, own
+        if cache is not None and len(prompt) <= self.engine.context:  # else part of it is dropped on the way
+            others = [one for one in self._all if one is not sequence]
+            if isinstance(sequence.session, MovesState):
+                spans = cache.find(prompt, shared, others, adapter)
+            elif (session := movable(sequence.session)) is not None:
+                prefix, others_know = cache.find_recurrent(session, prompt, shared, others, adapter)
+                known = max(known, others_know)
         if len(sequence.tokens) > shared:
             self._truncate(sequence, shared)
         if not is_same(sequence.adapter, adapter):
             sequence.adapt(adapter)
         sequence.restore(prompt, spans)
+        if prefix is not None:
+            sequence.restore_prefix(prompt, prefix)
+        cached_count = len(sequence.tokens)
+        if isinstance(sequence.session, KeepsStates):
+            sequence.set_landmarks(self._landmarks(prompt, cached_count, known))
         if cache is not None:
-            cache.count(len(sequence.tokens), len(prompt))
-        return len(sequence.tokens)
+            cache.count(cached_count, len(prompt))
+        return cached_count
+
+    def _landmarks(self, prompt: Sequence[int], cached_count: int, known: int) -> list[int]:
+        """Where the states of a recurrent model are kept, as others are likely to go on from there.
+
+        known: tokens that others have in common with the prompt: a third one may part from it where they do, and
+        another question may take the place of the last one.
+        """
+        parting = [known, last_message(prompt, self._marks)]
+        if self._keeps_all:  # for the disk, which takes states of whole blocks
+            parting = [at - at % BLOCK for at in (*parting, len(prompt) - 1)]
+        return [at for at in parting if cached_count + MIN_TOKENS <= at < len(prompt)]
 
     def give_back(self, sequence: CachedSequence, prompt: Sequence[int] = (), *, to_pool: bool) -> None:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did.
@@ -291,7 +320,10 @@ class SequencePool:
     def _truncate(self, sequence: CachedSequence, position: int) -> None:
         """Rewinds; KV that no other sequence has goes into the prefix cache, where it can be copied."""
         if self.prefix_cache is not None:
-            shared = (one.shares(sequence.tokens, sequence.adapter) for one in self._all if one is not sequence)
+            others = [
+                one for one in self._all if one is not sequence and movable(one.session) is None
+            ]  # or the states go
+            shared = (one.shares(sequence.tokens, sequence.adapter) for one in others)
             try:
                 self.prefix_cache.insert(sequence, max(position, max(shared, default=0)))
             except Exception as error:  # noqa: BLE001  # of the device, or no memory: it is computed again then

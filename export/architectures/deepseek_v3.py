@@ -17,7 +17,7 @@ def describe(config: Config) -> Decoder:
     return describe_shaped(with_rotary_head_dim(config.filled(_DEFAULTS)), latent_shape(config, "deepseek_v3"))
 
 
-def latent_shape(config: Config, model_type: str, *, q_rank: int = 1536) -> Shape:
+def latent_shape(config: Config, model_type: str, *, q_rank: int | None = 1536) -> Shape:
     interleaved = config.flag("rope_interleave", True)
     return Shape(
         model_type=model_type,

@@ -23,7 +23,7 @@ def describe(config: Config) -> Decoder:
 
 
 def _mixture(parts: Parts, index: int) -> Moe | None:
-    if is_dense(parts, index):
+    if is_dense(parts.config, index):
         return None
     config = parts.config.replaced({"first_k_dense_replace": 0})
     moe = corrected(replace(parts, config=config), index)

@@ -27,6 +27,6 @@ def describe(config: Config) -> Decoder:
 
 
 def _mixture(parts: Parts, index: int) -> Moe | None:
-    if is_dense(parts, index):
+    if is_dense(parts.config, index):
         return None
     return corrected(replace(parts, config=parts.config.replaced({"first_k_dense_replace": 0})), index)

@@ -15,6 +15,7 @@ from embedllm import Cancel, Model
 from embedllm.backends.base import FeedsAll
 from embedllm.backends.images import IMAGE_IS_GONE
 from embedllm.export import Recipe, convert
+from embedllm.kv_cache.recurrent_prefix import movable
 from tests.backends.test_mrope import PROMPT, TALL, WIDE
 from tests.images.test_chat import asked as message
 from tests.images.test_chat import picture
@@ -102,6 +103,22 @@ def test_several_at_once_get_what_each_gets_alone(llm: Model) -> None:
     requests += [llm.request([5, 6, 7 + seed], temperature=0, max_tokens=8, stop_tokens=[]) for seed in range(2)]
     alone = [replied(llm, request) for request in requests]
     assert [[chunk.token for chunk in chunks] for chunks in llm.runner.run_all(requests, Cancel())] == alone
+
+
+def test_a_prefix_with_an_image_is_taken_from_another_sequence_and_from_memory(llm: Model) -> None:
+    text = [5 + place % 90 for place in range(40)]
+    requests = [asked(llm, text, WIDE, [6 + seed, 7, 8]) for seed in range(3)]
+    expected = []
+    for request in requests:
+        llm.release()
+        expected.append(replied(llm, request))
+    llm.release()
+    replies = [list(chunks) for chunks in llm.runner.run_all(requests, Cancel())]
+    assert [[chunk.token for chunk in chunks] for chunks in replies] == expected
+    if llm.runner.call(lambda: movable(llm.runner.engine.open())):
+        assert all(chunks[-1].statistics.cached_tokens > len(text) for chunks in replies[1:])
+    replied(llm, asked(llm, [9] * 50))
+    assert [replied(llm, request) for request in requests] == expected
 
 
 def test_an_image_that_is_gone_is_named(llm: Model) -> None:

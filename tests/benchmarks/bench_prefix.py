@@ -5,7 +5,8 @@
 Each round computes the prompt cold, then with 20 new tokens behind the prefix: the second turn on the same sequence;
 another request while the first is still under way; after another prompt took the sequence, from memory; and from disk
 in a new process. Medians in seconds, their share of the cold one, the spread, and how many of the prompt's tokens were
-not computed.
+not computed. A special token stands before prefix, new tokens and reply, as in a chat: a recurrent model keeps its
+states there. Such a FOLDER: python -m tests.benchmarks.make_hybrid FOLDER --shape qwen3.5-0.8b --graphs generic-float32
 """
 
 from __future__ import annotations
@@ -41,13 +42,20 @@ def first_token_s(llm: embedllm.Model, prompt: Sequence[int]) -> tuple[float, in
     return seconds, chunk.statistics.cached_tokens
 
 
+def chat(llm: embedllm.Model, shared: Sequence[int], new: Sequence[int]) -> list[int]:
+    mark = min(llm.tokenizer.special_tokens)
+    return [mark, *shared, mark, *new, mark]
+
+
 def child(folder: str, device: str, cache_dir: str, prompt: str) -> None:
     with embedllm.load(folder, device=device, cache_dir=cache_dir) as llm:
-        print(json.dumps(first_token_s(llm, json.loads(prompt))))
+        print(json.dumps(first_token_s(llm, chat(llm, *json.loads(prompt)))))
 
 
-def in_new_process(folder: str, device: str, cache_dir: str, prompt: Sequence[int]) -> tuple[float, int]:
-    command = [sys.executable, __file__, "--child", folder, device, cache_dir, json.dumps(list(prompt))]
+def in_new_process(
+    folder: str, device: str, cache_dir: str, shared: Sequence[int], new: Sequence[int]
+) -> tuple[float, int]:
+    command = [sys.executable, __file__, "--child", folder, device, cache_dir, json.dumps([list(shared), list(new)])]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds, cached = json.loads(done.stdout)
     return seconds, cached
@@ -58,17 +66,17 @@ def one_round(folder: str, device: str, shared: Sequence[int], new: list[list[in
     with embedllm.load(folder, device=device, prefix_cache=LARGE) as llm:
         llm.generate([1, 2, 3], GREEDY, max_tokens=2)  # the first run of all is slower
         llm.release()
-        found["cold"] = first_token_s(llm, [*shared, *new[0]])
-        found["same sequence"] = first_token_s(llm, [*shared, *new[1]])
-        under_way = llm.stream([*shared, *new[2]], GREEDY, max_tokens=4, stop_tokens=())
+        found["cold"] = first_token_s(llm, chat(llm, shared, new[0]))
+        found["same sequence"] = first_token_s(llm, chat(llm, shared, new[1]))
+        under_way = llm.stream(chat(llm, shared, new[2]), GREEDY, max_tokens=4, stop_tokens=())
         next(under_way)
-        found["running sequence"] = first_token_s(llm, [*shared, *new[3]])
+        found["running sequence"] = first_token_s(llm, chat(llm, shared, new[3]))
         under_way.close()
         llm.generate(new[4], GREEDY, max_tokens=1)  # takes the sequence
-        found["memory"] = first_token_s(llm, [*shared, *new[5]])
+        found["memory"] = first_token_s(llm, chat(llm, shared, new[5]))
     with tempfile.TemporaryDirectory() as cache_dir:
-        found["cold, new process"] = in_new_process(folder, device, cache_dir, [*shared, *new[6]])
-        found["disk, new process"] = in_new_process(folder, device, cache_dir, [*shared, *new[7]])
+        found["cold, new process"] = in_new_process(folder, device, cache_dir, shared, new[6])
+        found["disk, new process"] = in_new_process(folder, device, cache_dir, shared, new[7])
     return found
 
 

@@ -122,6 +122,7 @@ OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "defaul
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
+COHERE2_MOE = {"num_experts": 4, "logit_scale": 0.5, **WINDOWED}
 GROUPED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
 "n_shared_experts": 2,
              "moe_intermediate_size": 32, "routed_scaling_factor": 1.7}  # fmt: skip
@@ -325,6 +326,22 @@ FAMILIES: dict[str, Case] = {
                                    position_embedding_type="rope", mamba_conv_bias=False, num_local_experts=0,
                                    **{**GRANITE_HYBRID, "num_hidden_layers": 2,
                                       "layer_types": ["linear_attention", "full_attention"]}),
+    "granite_swa": case("granite_swa", "GraniteSWAConfig", "attention sinks, window, two RoPE bases that are scaled, a "
+                        "NoPE layer, all four multipliers", num_hidden_layers=5, rope_parameters=YARN,
+                        layer_rope_theta=[5e5, 1e4, 0, 1e4, 5e5], head_dim=..., **GRANITE, **WINDOWED),
+    "granite_swa biases": case("granite_swa", "GraniteSWAConfig", "biases, untied head, NoPE layers only",
+                               layer_types=["sliding_attention", "full_attention"], layer_rope_theta=[0, 0],
+                               attention_bias=True, mlp_bias=True, tie_word_embeddings=False, head_dim=...,
+                               **GRANITE, **WINDOWED),
+    "granitemoe_swa": case("granitemoe_swa", "GraniteMoeSWAConfig", "2 of 4 experts and a shared one, attention sinks, "
+                           "window, one RoPE base and a NoPE layer", num_local_experts=4, num_experts_per_tok=2,
+                           num_hidden_layers=3, shared_intermediate_size=48, layer_rope_theta=[0, 1e5, 1e5],
+                           head_dim=..., **GRANITE, **WINDOWED),
+    "granitemoe_swa plain": Case(family="granitemoe_swa", config_class="GraniteMoeSWAConfig",
+                                 verified="no shared expert, biases, tied head; config.json without types and bases of "
+                                 "layers", rearranged=with_keys({}, layer_types=None, layer_rope_theta=None),
+                                 values={"num_local_experts": 4, "attention_bias": True, "tie_word_embeddings": True,
+                                         "head_dim": ..., **GRANITE, **WINDOWED}),
     "falcon_h1": case("falcon_h1", "FalconH1Config", "Mamba-2 beside attention in every layer, all multipliers, untied "
                       "head", tie_word_embeddings=False, **FALCON_H1),
     "falcon_h1 norm": case("falcon_h1", "FalconH1Config", "a norm of 2 groups behind the state space, tied head",
@@ -439,6 +456,17 @@ FAMILIES: dict[str, Case] = {
                              norm_topk_prob=False, first_k_dense_replace=0,
                              rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
                              **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1}),
+    "sarvam_mla": Case(family="sarvam_mla", config_class="SarvamMLAConfig",
+                       verified="MLA without a query latent; 4 of 8 experts, score correction bias, and shared ones, a "
+                       "dense layer; YaRN with mscale; config.json as published",
+                       rearranged=with_keys({"n_routed_experts": "num_experts", "n_shared_experts":
+                                             "num_shared_experts"}, head_dim=64, q_head_dim=32, rope_parameters=None,
+                                            rope_theta=1e4, rope_scaling={**YARN_SCORES, "rope_type": "deepseek_yarn"}),
+                       values={"rope_parameters": YARN_SCORES, **{**MLA, "q_lora_rank": None},
+                               **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1}}),
+    "sarvam_mla latent": case("sarvam_mla", "SarvamMLAConfig", "a query latent, groups, biases, RoPE by halves; "
+                              "config.json of transformers 5.24", attention_bias=True, rope_interleave=False,
+                              first_k_dense_replace=0, **MLA, **GROUPED_EXPERTS),
     "solar_open": case("solar_open", "SolarOpenConfig", "4 of 8 experts in 2 of 4 groups, score correction bias",
                        intermediate_size=..., **GROUPED_EXPERTS),
     "exaone_moe": case("exaone_moe", "ExaoneMoeConfig", "2 of 4 experts, score correction bias, and a shared one; a "
@@ -459,10 +487,52 @@ FAMILIES: dict[str, Case] = {
                           mlp_layer_types=["sparse", "dense"], **{**MLA, "head_dim": ...}, **GROUPED_EXPERTS),
     "minicpm3": case("minicpm3", "MiniCPM3Config", "MLA with a query latent, all three multipliers, LongRoPE",
                      dim_model_base=16, rope_parameters=LONG_ROPE_8, **MLA),
+    "cohere2_moe": Case(family="cohere2_moe", config_class="Cohere2MoeConfig",
+                        verified="2 of 4 experts by sigmoids, and 2 shared ones; dense layers of another size, "
+                        "global with RoPE; layer norms, window, NoPE layers; config.json without types of layers",
+                        rearranged=with_keys({}, layer_types=None, mlp_layer_types=None, first_k_dense_replace=2),
+                        values={"num_hidden_layers": 4, "num_shared_experts": 2, "expert_selection_fn": "sigmoid",
+                                "shared_expert_combination_strategy": "sum",
+                                "first_k_dense_replace": 2, "prefix_dense_intermediate_size": 80,
+                                "sliding_window_pattern": 2, "layer_norm_eps": 0.03, **COHERE2_MOE}),
+    "cohere2_moe rms": case("cohere2_moe", "Cohere2MoeConfig", "RMS norms, biases, untied head; experts by a softmax, "
+                            "averaged with a shared one; a dense NoPE layer", num_hidden_layers=3, num_shared_experts=1,
+                            rms_norm_eps=0.03,
+                            mlp_layer_types=["dense", "sparse", "sparse"], prefix_dense_sliding_window_pattern=2,
+                            layer_types=["full_attention", "sliding_attention", "full_attention"],
+                            rope_parameters=YARN, attention_bias=True, tie_word_embeddings=False, **COHERE2_MOE),
+    "cohere2_moe plain": case("cohere2_moe", "Cohere2MoeConfig", "no shared experts, sigmoids that are not normalised",
+                              expert_selection_fn="sigmoid", norm_topk_prob=False, rope_theta=5e4, **COHERE2_MOE),
     "gpt_oss": case("gpt_oss", "GptOssConfig", "2 of 4 experts with biases and clamped SwiGLU, attention sinks, "
                     "window on one of two "
                     "layers, YaRN", num_local_experts=4, num_experts_per_tok=2, swiglu_limit=2.0,
                     rope_parameters={**YARN, "truncate": False}, **WINDOWED),
+    "flint": Case(family="flint", config_class="FlintConfig", verified="2 of 4 experts and a shared one, dense layers, "
+                  "attention sinks, window, NoPE layers; config.json without types of layers",
+                  rearranged=with_keys({}, layer_types=None, mlp_only_layers=None),
+                  values={"num_hidden_layers": 5, "shared_expert_intermediate_size": 48, **EXPERTS, **WINDOWED}),
+    "flint biases": case("flint", "FlintConfig", "experts in every other layer, whose weights are not normalised; "
+                         "biases, tied head, window on the first of two layers", decoder_sparse_step=2,
+                         mlp_only_layers=[], shared_expert_intermediate_size=48, norm_topk_prob=False,
+                         attention_bias=True, tie_word_embeddings=True,
+                         layer_types=["sliding_attention", "full_attention"], **EXPERTS, **WINDOWED),
+    "afmoe": Case(family="afmoe", config_class="AfmoeConfig", verified="2 of 4 experts, score correction bias, and two "
+                  "shared ones; a dense layer; gated attention, q and k norms, window, NoPE layers, scaled embedding; "
+                  "config.json without types of layers", rearranged=with_keys({}, layer_types=None),
+                  values={"num_hidden_layers": 4, "global_attn_every_n_layers": 2, "mup_enabled": True,
+                          "route_scale": 1.7, "rms_norm_eps": 0.03, **EXPERTS, **WINDOWED}),
+    "afmoe biases": case("afmoe", "AfmoeConfig", "biases, tied head, no dense layer, a shared expert",
+                         attention_bias=True, tie_word_embeddings=True, num_dense_layers=0, num_shared_experts=1,
+                         layer_types=["full_attention", "sliding_attention"], **EXPERTS, **WINDOWED),
+    "mellum": case("mellum", "MellumConfig", "2 of 4 experts, weights normalised, a dense layer; window with a RoPE of "
+                   "its own, YaRN elsewhere", num_hidden_layers=3, rope_parameters=OLMO3_ROPE,
+                   mlp_layer_types=["dense", "sparse", "sparse"],
+                   layer_types=["sliding_attention", "full_attention", "sliding_attention"], **EXPERTS, **WINDOWED),
+    "mellum plain": Case(family="mellum", config_class="MellumConfig", verified="no windows, biases, tied head, "
+                         "weights not normalised; config.json without RoPE and types of layers",
+                         rearranged=with_keys({}, layer_types=None, mlp_layer_types=None, rope_parameters=None),
+                         values={"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True,
+                                 **EXPERTS}),
     "opt": case("opt", "OPTConfig", "learned position embeddings, layer norms, biases", ffn_dim=96,
                 word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),

@@ -18,8 +18,8 @@ def with_rotary_head_dim(config: Config) -> Config:
     return config.replaced({"head_dim": config.integer("qk_rope_head_dim", 64)})
 
 
-def latent_attention(parts: Parts, *, interleaved: bool, q_rank: int = 1536) -> Attention:
-    """interleaved: of the RoPE (GPT-J style). q_rank: what a config that does not say it means.
+def latent_attention(parts: Parts, *, interleaved: bool, q_rank: int | None = 1536) -> Attention:
+    """interleaved: of the RoPE (GPT-J style). q_rank: what a config that does not say it means; None: no query latent.
 
     Raises UnsupportedModel for values longer than keys.
     """

@@ -90,11 +90,14 @@ def is_sparse(config: Config, index: int) -> bool:
     return index not in only and (index + 1) % config.integer("decoder_sparse_step", 1) == 0
 
 
-def is_dense(parts: Parts, index: int) -> bool:
-    """Whether a layer has no experts, by 'mlp_layer_types', or else by 'first_k_dense_replace'."""
-    kinds, layers = parts.config.texts("mlp_layer_types"), parts.sizes.layers
+def is_dense(config: Config, index: int, default: int = 1) -> bool:
+    """Whether a layer has no experts, by 'mlp_layer_types', or else by 'first_k_dense_replace'.
+
+    default: what a config without both means by the latter.
+    """
+    kinds, layers = config.texts("mlp_layer_types"), config.integer("num_hidden_layers")
     if kinds is None:
-        return index < parts.config.integer("first_k_dense_replace", 1, least=0)
+        return index < config.integer("first_k_dense_replace", default, least=0)
     if len(kinds) != layers:
         raise ExportError(f"config.json: 'mlp_layer_types' has {len(kinds)} entries; expected {layers}, one a layer.")
     return kinds[index] != "sparse"

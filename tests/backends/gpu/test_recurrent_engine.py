@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from embedllm import Cancel, Sampling
 from embedllm.backends.base import BatchRow, Interrupted, MovesState, ReadsPrompts, RunsBatches
 from embedllm.backends.gpu import cuda_recurrent, io_binding_engine, kv_steps, on_device
 from embedllm.backends.gpu.cuda_recurrent import why_not_captured
@@ -20,8 +21,13 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe, convert
+from embedllm.generation.request import Request
+from embedllm.generation.runner import Runner
+from embedllm.kv_cache.disk_store import DiskStore
+from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.package.package import Package, open_package
 from embedllm.types import Logits
+from tests.support.fakes import Bytes
 from tests.support.host_engine import HOST, HostEngine, open_host
 from tests.support.logits import values
 from tests.support.recurrent_checks import TOKENS, differences
@@ -231,7 +237,7 @@ def test_states_are_as_the_graph_has_them(engine: RecurrentEngine) -> None:
 
 
 def test_prompts_are_read_one_by_one_and_nothing_of_a_sequence_is_given_away(engine: RecurrentEngine) -> None:
-    """Padding would change the states; and KV without them is of no use."""
+    """Padding would change the states; and KV without them is of no use (KeepsStates gives both)."""
     assert isinstance(engine, RunsBatches)
     assert engine.max_batch > 1
     assert not isinstance(engine, ReadsPrompts)
@@ -282,3 +288,58 @@ def test_steps_are_not_captured_where_that_changes_or_fails_them(
         cuda_recurrent.open_recurrent(package, graph, HOST).close()
     assert opened[2:] == [True, False]
     assert "kernel by kernel: operation not permitted when stream is capturing" in caplog.text
+
+
+def test_a_session_takes_a_prefix_of_another_one(engine: RecurrentEngine) -> None:
+    """Also one that steps with others, from states that lie in a slot or in a block, and by way of the host."""
+    one, other, third = (engine.open(len(TOKENS)) for _ in range(3))
+    one.feed(TOKENS[:40])
+    one.feed(TOKENS[40:60])
+    for _ in range(3):
+        engine.run_batch([BatchRow(session, [TOKENS[session.position]]) for session in (one, third)])
+    assert one.kept() == [40, 60, 63]
+    assert one.kv is not None
+    expected = fed_anew(engine, TOKENS[:70])
+    for at in one.kept():
+        states = one.export_states(at)
+        for each in (states, {name: np.array(array) for name, array in states.items()}):
+            other.rewind(0)
+            other.feed(TOKENS[:20])
+            assert other.import_prefix(TOKENS[20:at], [one.kv.export_state(20, at)], each)
+            check(values(other.feed(TOKENS[at:70])), expected)
+            other.rewind(20)  # the states behind the tokens that it was fed itself are kept, too
+            check(values(other.feed(TOKENS[20:70])), expected)
+    check(values(one.feed(TOKENS[63:70])), expected)
+    for session in (one, other, third):
+        session.close()
+
+
+def test_prefixes_are_taken_from_memory_and_disk(package: Package, tmp_path: Path) -> None:
+    prompts = [[*TOKENS, *TOKENS[10 * seed : 10 * seed + 20]] for seed in range(4)]
+
+    def replies(prompt: list[int], runner: Runner) -> tuple[list[int | None], int]:
+        greedy = Sampling(temperature=0)
+        request = Request(prompt=prompt, sampling=greedy, max_tokens=4, stop=(), stop_tokens=frozenset(), top_count=0)
+        chunks = list(runner.stream(request, Cancel()))
+        return [chunk.token for chunk in chunks], chunks[-1].statistics.cached_tokens
+
+    def runner(folder: Path | None, budget: int = 1 << 20) -> Runner:
+        store = None if folder is None else DiskStore(folder, budget_bytes=1 << 30)
+        cache = PrefixCache(budget, model={"of": "tests"}, folder=store)
+        return Runner(RecurrentEngine(host(package)), Bytes(), prefix_cache=cache)
+
+    expected = [replies(prompt, runner(None, 0))[0] for prompt in prompts]
+    first, second = runner(tmp_path), runner(tmp_path)
+    found = [replies(prompts[0], first), replies(prompts[1], first)]
+    replies(TOKENS[::-1], first)  # takes the sequence
+    found.append(replies(prompts[2], first))
+    first.close()
+    found.append(replies(prompts[3], second))
+    second.close()
+    assert [tokens for tokens, _ in found] == expected
+    assert [cached for _, cached in found] == [
+        0,
+        0,
+        64,
+        64,
+    ]  # the second one shows where they part; the disk takes whole blocks

@@ -1,0 +1,296 @@
+"""Prefixes of recurrent models: the KV of a prompt up to a position whose states are kept, and these states.
+
+As Marconi (Pan et al. 2024) has it: states are worth their memory where prompts part, at the ends of prompts and of
+replies, and at intervals. They lie with the block of KV that ends there (block_cache.py). Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Protocol, cast
+
+from embedllm.backends.base import KeepsStates
+from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, common_prefix, slice_state
+from embedllm.kv_cache.transfer import export_spans, exported
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from embedllm.backends.base import KeyValues, RecurrentStates, Session
+
+    Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of states, by name
+    _ReadKv: TypeAlias = Callable[[], KeyValues | None]  # None: it is gone meanwhile
+
+MOST_STATES = 4  # positions of one sequence whose states go into memory when it is dropped
+_BUDGET_SHARE = 4  # these states take a quarter of the memory at most, where that is more than one position's
+_TRANSFER_BLOCKS = 8  # exported at once: some sessions copy all that they hold for it
+
+
+class Holder(Protocol):
+    """A live sequence, which may be running."""
+
+    session: Session
+
+    @property
+    def reusable_tokens(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPrefix:
+    """The tokens from `start` to before `stop` of a prompt, which are cached with the states behind them."""
+
+    start: int
+    stop: int
+    kv: Callable[[], Iterable[KeyValues]]  # in order; of fewer tokens where some are gone meanwhile
+    states: Callable[[], RecurrentStates | None]
+
+
+def movable(session: Session) -> KeepsStates | None:
+    """The session, where its states can be given to another one."""
+    return session if isinstance(session, KeepsStates) and session.kv is not None else None
+
+
+def last_message(prompt: Sequence[int], marks: Container[int]) -> int:
+    """Where the last message of a chat begins, by its marks; 0: nowhere.
+
+    What opens the reply is at the end of a prompt: the mark before that has the same kind as one in it.
+    """
+    later: set[int] = set()
+    for at in range(len(prompt) - 1, 0, -1):
+        if (token := prompt[at]) not in marks:
+            continue
+        if token in later:
+            return at
+        later.add(token)
+    return 0
+
+
+class Blocks:
+    """Blocks in memory and on disk that follow each other in a prompt."""
+
+    def __init__(
+        self,
+        memory: BlockCache,
+        folder: BlockStore | None,
+        prompt: Sequence[int],
+        keys: Sequence[bytes],
+        shapes: Shapes,
+    ) -> None:
+        """keys: block_keys() of the prompt. shapes: of the states."""
+        self._memory = memory
+        self._folder = folder
+        self._prompt = prompt
+        self._keys = keys
+        self._shapes = shapes
+
+    def longest(self, start: int, limit: int) -> tuple[CachedPrefix | None, int]:
+        """The longest prefix behind `start`, of `limit` tokens at most; and how many have KV there."""
+        best: CachedPrefix | None = None
+        used: list[Block] = []
+        read: list[_ReadKv] = []
+        at = start
+        while at < limit:
+            first = at - at % BLOCK
+            parent, tokens = self._keys[first // BLOCK], self._prompt[first : first + BLOCK]
+            for block in self._memory.ends(parent, tokens):
+                stop = first + len(block.tokens)
+                if at < stop <= limit and (best is None or stop > best.stop):
+                    last = _of_block(block, at - first, stop - first)
+                    best = _prefix(start, stop, [*read, last], lambda states=block.states: states)
+            piece = self._piece(at, limit, used)
+            if piece is None:
+                break
+            at, kv = piece
+            read.append(kv)
+            if at == first + BLOCK and (best is None or best.stop < at) and self._stores_states(at):
+                best = _prefix(start, at, read, lambda at=at: self._stored_states(at))
+            if at % BLOCK:
+                break
+        if best is not None:
+            self._memory.touch(used)
+        return best, at
+
+    def _piece(self, at: int, limit: int, used: list[Block]) -> tuple[int, _ReadKv] | None:
+        """The KV from a token on, to the end of its block or to where less is there."""
+        first = at - at % BLOCK
+        parent, tokens = self._keys[first // BLOCK], self._prompt[first : first + BLOCK]
+        match = self._memory.find(parent, tokens)
+        folder, index = self._folder, first // BLOCK
+        if folder is not None and (match is None or match[1] < BLOCK) and index + 1 < len(self._keys):
+            key = self._keys[index + 1]
+            if folder.has(key):
+                stop = min(first + BLOCK, limit)
+
+                def read() -> KeyValues | None:
+                    state = folder.read(key, tokens)
+                    return None if state is None else slice_state(state, at - first, stop - first)
+
+                return stop, read
+        if match is None or (stop := min(first + match[1], limit)) <= at:
+            return None
+        used.append(match[0])
+        return stop, _of_block(match[0], at - first, stop - first)
+
+    def _stores_states(self, stop: int) -> bool:
+        return self._folder is not None and self._folder.has(states_key(self._keys[stop // BLOCK]))
+
+    def _stored_states(self, stop: int) -> RecurrentStates | None:
+        assert self._folder is not None  # they are there
+        kv = self._folder.read(states_key(self._keys[stop // BLOCK]), self._prompt[stop - 1 : stop])
+        return None if kv is None else _from_kv(kv, self._shapes)
+
+
+def states_key(key: bytes) -> bytes:
+    """Of the states behind a whole block, by the key of its KV."""
+    return sha256(key + b"states").digest()
+
+
+def as_kv(states: RecurrentStates, shapes: Shapes) -> KeyValues:
+    """States in the form of KV of one token, for a file."""
+    arrays = [states[name].reshape(1, 1, -1) for name in shapes]
+    arrays += [arrays[-1][..., :0]] * (len(arrays) % 2)
+    return list(zip(arrays[::2], arrays[1::2], strict=True))
+
+
+def _from_kv(kv: KeyValues, shapes: Shapes) -> RecurrentStates | None:
+    """None: they are those of another model."""
+    arrays = cast("list[NDArray[np.floating]]", [array for pair in kv for array in pair][: len(shapes)])
+    if [array.size for array in arrays] != [math.prod(shape) for shape in shapes.values()]:
+        return None
+    return {name: array.reshape(shape) for (name, shape), array in zip(shapes.items(), arrays, strict=True)}
+
+
+def ends_to_store(
+    memory: BlockCache, session: KeepsStates | None, prompt: Sequence[int], keys: Sequence[bytes]
+) -> list[int]:
+    """The ends of whole blocks of a prompt whose states are kept and go to the disk, in order.
+
+    session: that holds the prompt; None: it does no longer, and what is in memory counts. keys: of the prompt.
+    """
+    if session is not None:
+        kept = [at for at in session.kept() if at <= len(prompt) and not at % BLOCK]
+        return _worth_keeping(session, kept, 0, MOST_STATES)
+    return [stop for stop in range(BLOCK, len(prompt) + 1, BLOCK) if states_behind(memory, None, prompt, keys, stop)]
+
+
+def states_behind(
+    memory: BlockCache, session: KeepsStates | None, prompt: Sequence[int], keys: Sequence[bytes], stop: int
+) -> RecurrentStates | None:
+    """Those at the end of a whole block, of the session that holds the prompt or from memory; None: they are gone."""
+    if session is not None and stop in session.kept():
+        return session.export_states(stop)
+    there = _with_states(memory, keys[stop // BLOCK - 1], prompt[stop - BLOCK : stop])
+    return there[0].states if there is not None and there[1] == BLOCK else None
+
+
+def _of_block(block: Block, first: int, stop: int) -> _ReadKv:
+    return lambda: slice_state(block.state, first, stop)
+
+
+def _prefix(
+    start: int, stop: int, pieces: Sequence[_ReadKv], states: Callable[[], RecurrentStates | None]
+) -> CachedPrefix:
+    kept = list(pieces)
+    return CachedPrefix(start=start, stop=stop, states=states, kv=lambda: _read(kept))
+
+
+def in_sequence(holder: Holder, prompt: Sequence[int], start: int, limit: int) -> tuple[CachedPrefix | None, int]:
+    """As Blocks.longest, of a live sequence."""
+    session = movable(holder.session)
+    shared = min(common_prefix(holder.reusable_tokens, prompt), limit)
+    if session is None or (stop := session.last_kept(shared)) <= start:
+        return None, shared
+    step = _TRANSFER_BLOCKS * BLOCK
+
+    def kv() -> Iterable[KeyValues]:
+        assert session.kv is not None  # it is movable
+        return (exported(session.kv, at, min(at + step, stop)) for at in range(start, stop, step))
+
+    return CachedPrefix(start=start, stop=stop, kv=kv, states=lambda: session.export_states(stop)), shared
+
+
+def insert_prefix(memory: BlockCache, holder: Holder, start: int, keys: Sequence[bytes], token_bytes: int) -> None:
+    """Copies KV from a token on, up to the last states, and states behind it into memory, before they are dropped.
+
+    keys: block_keys() of the sequence's tokens. token_bytes: of the KV of a token.
+    """
+    session, tokens = movable(holder.session), holder.reusable_tokens
+    if session is None or session.kv is None:
+        return
+    left = memory.budget_bytes
+    most = max(1, min(MOST_STATES, left // (_BUDGET_SHARE * _bytes(session))))
+    positions = _worth_keeping(session, [at for at in session.kept() if at <= len(tokens)], start, most)
+    group: list[tuple[int, int]] = []
+    chain: list[Block] = []
+
+    def put() -> None:
+        assert session.kv is not None  # checked
+        for (first, stop), state in zip(group, export_spans(session.kv, group) if group else (), strict=True):
+            states = session.export_states(stop) if stop in positions else None
+            block = Block(parent=keys[first // BLOCK], tokens=tuple(tokens[first:stop]), state=state, states=states)
+            memory.put(block)
+            chain.append(block)
+        group.clear()
+
+    for first, stop in _spans(start, positions):
+        cost = (stop - first) * token_bytes + (_bytes(session) if stop in positions else 0)
+        if cost > left:  # what comes first is worth most
+            break
+        left -= cost
+        parent, part = keys[first // BLOCK], tokens[first:stop]
+        there = memory.find(parent, part) if stop not in positions else _with_states(memory, parent, part)
+        if there is not None and there[1] == len(part):
+            memory.touch([there[0]])  # or the next block of the chain might drop it
+            chain.append(there[0])
+            continue
+        memory.make_room(cost)  # before the copy, which gets their memory then
+        group.append((first, stop))
+        if len(group) == _TRANSFER_BLOCKS:
+            put()
+    put()
+    memory.touch(chain)
+
+
+def _with_states(memory: BlockCache, parent: bytes, tokens: Sequence[int]) -> tuple[Block, int] | None:
+    """As BlockCache.find, of those that the tokens begin with and that have states."""
+    longest = max(memory.ends(parent, tokens), key=lambda block: len(block.tokens), default=None)
+    return None if longest is None else (longest, len(longest.tokens))
+
+
+def _read(pieces: Sequence[_ReadKv]) -> Iterator[KeyValues]:
+    for piece in pieces:
+        if (state := piece()) is None:
+            return
+        yield state
+
+
+def _spans(start: int, positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Blocks of the tokens from `start` on up to the last of the positions, and parts of blocks that end at one."""
+    spans: list[tuple[int, int]] = []
+    end = positions[-1] if positions else 0
+    for first in range(start - start % BLOCK, end, BLOCK):
+        spans += [(first, at) for at in positions if first < at < first + BLOCK]
+        if first + BLOCK <= end:
+            spans.append((first, first + BLOCK))
+    return spans
+
+
+def _worth_keeping(session: KeepsStates, positions: Sequence[int], start: int, most: int) -> list[int]:
+    """At most `most` of the positions behind `start`: where prompts part, the last one, and others that lie far apart."""
+    left = [at for at in positions if at > start]
+    while len(left) > most:
+        places = [start, *left]
+        gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
+        left.remove(min(gaps, key=lambda place: (session.is_preferred(place), gaps[place])))
+    return left
+
+
+def _bytes(session: KeepsStates) -> int:
+    """Of the states of one position."""
+    return 4 * sum(map(math.prod, session.state_shapes.values()))

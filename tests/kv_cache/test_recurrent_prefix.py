@@ -1,0 +1,286 @@
+"""Prefixes of recurrent models, whose states belong to single positions: from memory, other sequences and the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embedllm import Completion, Model, load
+from embedllm.backends.base import KeepsStates
+from embedllm.errors import ContextFull
+from embedllm.export import Recipe, convert
+from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys
+from embedllm.kv_cache.disk_store import DiskStore
+from embedllm.kv_cache.prefix_cache import MIN_TOKENS
+from embedllm.kv_cache.recurrent_prefix import MOST_STATES, as_kv, last_message, movable
+from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+
+SHARED = np.random.default_rng(5).integers(3, 300, 200).tolist()
+MAKERS = {"lfm2": tiny_lfm2, "qwen3_5": tiny_qwen3_5, "falcon_h1": tiny_falcon_h1}
+DEVICES = ("cpu", "openvino", "reference")
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Floats: what is computed again rounds by the order of sums only."""
+    place = tmp_path_factory.mktemp("recurrent")
+    return {
+        name: convert(make(place / name), place / f"{name}-package", Recipe(bits=32)) for name, make in MAKERS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(packages: dict[str, Path]) -> Iterator[dict[str, Model]]:
+    """Models that share nothing."""
+    models = {name: load(package, device="cpu", prefix_cache=0) for name, package in packages.items()}
+    yield models
+    for model in models.values():
+        model.close()
+
+
+def tail(seed: int, count: int = 20) -> list[int]:
+    return np.random.default_rng(100 + seed).integers(3, 300, count).tolist()
+
+
+def reply(llm: Model, prompt: Sequence[int]) -> Completion:
+    return llm.generate(prompt, temperature=0, max_tokens=6, stop_tokens=())
+
+
+def fresh(alone: Model, prompt: Sequence[int]) -> tuple[int, ...]:
+    alone.release()
+    return tuple(reply(alone, prompt).tokens)
+
+
+def cached(found: Completion) -> int:
+    return found.statistics.cached_tokens
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_prefix_that_prompts_have_in_common_is_computed_twice_at_most(
+    name: str, device: str, packages: dict[str, Path], alone: dict[str, Model]
+) -> None:
+    """The second prompt shows where they part; the others begin there, whatever was computed in between."""
+    prompts = [[*SHARED, *tail(seed)] for seed in range(4)]
+    with load(packages[name], device=device) as llm:
+        replies = [reply(llm, prompts[0]), reply(llm, prompts[1])]
+        replies.append(reply(llm, prompts[2]))  # the same sequence
+        reply(llm, tail(9, 100))  # takes it
+        replies.append(reply(llm, prompts[3]))  # from memory
+    assert [cached(each) for each in replies] == [0, 0, len(SHARED), len(SHARED)]
+    assert [tuple(each.tokens) for each in replies] == [fresh(alone[name], prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_of_prompts_at_once_the_first_computes_what_they_share(
+    device: str, packages: dict[str, Path], alone: dict[str, Model]
+) -> None:
+    prompts = [[*SHARED, *tail(seed)] for seed in range(4)]
+    with load(packages["qwen3_5"], device=device) as llm:
+        replies = llm.generate_batch(prompts, temperature=0, max_tokens=6, stop_tokens=())
+    assert [cached(each) for each in replies] == [0, *[len(SHARED)] * 3]
+    assert [tuple(each.tokens) for each in replies] == [fresh(alone["qwen3_5"], prompt) for prompt in prompts]
+
+
+def test_another_question_behind_the_same_system_prompt_begins_where_its_message_does(
+    packages: dict[str, Path], alone: dict[str, Model]
+) -> None:
+    with load(packages["qwen3_5"], device="cpu") as llm:
+        mark = min(llm.tokenizer.special_tokens)
+        opening = [mark, 50, 51]
+
+        def chat(seed: int) -> list[int]:
+            return [mark, *SHARED, mark, 40, *tail(seed), *opening]
+
+        replies = [reply(llm, chat(seed)) for seed in range(3)]
+        assert [cached(each) for each in replies] == [0, len(SHARED) + 1, len(SHARED) + 1]
+        assert [tuple(each.tokens) for each in replies] == [fresh(alone["qwen3_5"], chat(seed)) for seed in range(3)]
+
+
+def test_the_next_turn_of_a_chat_computes_only_what_is_new(packages: dict[str, Path]) -> None:
+    with load(packages["qwen3_5"], device="cpu") as llm:
+        first = reply(llm, SHARED)
+        second = reply(llm, [*SHARED, *first.tokens, *tail(1)])
+        assert cached(second) >= len(SHARED) + len(first.tokens) - 1  # the last one was not fed yet
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_another_process_takes_whole_blocks_from_the_disk(
+    device: str, packages: dict[str, Path], alone: dict[str, Model], tmp_path: Path
+) -> None:
+    prompts = [[*SHARED, *tail(seed)] for seed in range(3)]
+    with load(packages["qwen3_5"], device=device, cache_dir=tmp_path) as llm:
+        reply(llm, prompts[0])
+    with load(packages["qwen3_5"], device=device, cache_dir=tmp_path) as llm:
+        found = reply(llm, prompts[1])
+    assert cached(found) == len(SHARED) - len(SHARED) % BLOCK
+    assert tuple(found.tokens) == fresh(alone["qwen3_5"], prompts[1])
+    with load(packages["lfm2"], device=device, cache_dir=tmp_path) as llm:  # another model
+        assert cached(reply(llm, prompts[1])) == 0
+
+
+def test_states_that_are_damaged_on_the_disk_or_gone_are_computed_again(
+    packages: dict[str, Path], alone: dict[str, Model], tmp_path: Path
+) -> None:
+    prompt = [*SHARED, *tail(0)]
+    with load(packages["qwen3_5"], device="cpu", cache_dir=tmp_path) as llm:
+        reply(llm, prompt)
+    files = sorted(tmp_path.glob("**/*"))
+    assert files
+    for file in files:
+        if file.is_file():
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+    with load(packages["qwen3_5"], device="cpu", cache_dir=tmp_path) as llm:
+        found = reply(llm, prompt)
+    assert cached(found) == 0
+    assert tuple(found.tokens) == fresh(alone["qwen3_5"], prompt)
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 90)), min_size=1, max_size=4).map(
+    lambda runs: [5 + token for token, count in runs for _ in range(count)]
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=st.lists(st.lists(RUNS, min_size=1, max_size=3), max_size=5), budget=st.sampled_from([0, 30_000, 1 << 20]))
+def test_what_came_before_never_changes_a_reply(
+    calls: list[list[list[int]]], budget: int, packages: dict[str, Path], alone: dict[str, Model]
+) -> None:
+    with load(packages["qwen3_5"], device="cpu", prefix_cache=budget) as llm:
+        for prompts in calls:
+            replies = llm.generate_batch(prompts, temperature=0, max_tokens=6, stop_tokens=())
+            assert [tuple(each.tokens) for each in replies] == [fresh(alone["qwen3_5"], each) for each in prompts]
+            cache = llm.runner.sequences.prefix_cache
+            assert (0 if cache is None else cache.bytes) <= budget
+
+
+def test_few_states_of_a_sequence_go_into_memory(packages: dict[str, Path]) -> None:
+    """Where prompts part, the last ones, and others far apart."""
+    with load(packages["lfm2"], device="cpu") as llm:
+        talk = SHARED[:40]
+        for seed in range(8):
+            talk = [*talk, *reply(llm, talk).tokens, *tail(seed)]
+        reply(llm, tail(20))  # takes the sequence
+        assert llm.runner.sequences.prefix_cache is not None
+        blocks = llm.runner.sequences.prefix_cache._memory._blocks.values()
+        assert 2 <= sum(block.states is not None for block in blocks) <= MOST_STATES
+
+
+# Parts
+
+
+def test_the_last_message_begins_at_the_mark_before_the_one_that_opens_the_reply() -> None:
+    start, end = 1, 2
+    chat = [start, 7, 7, end, start, 8, 8, 8, end, start, 9]
+    assert last_message(chat, {start, end}) == 4
+    assert last_message(chat[4:], {start, end}) == 0
+    assert last_message([5, 6, 7], {start, end}) == 0
+
+
+def test_a_block_with_states_stays_beside_a_longer_one() -> None:
+    memory = BlockCache(1 << 20)
+    kv: KeyValues = [(np.zeros((1, 8, 2), np.float32), np.zeros((1, 8, 2), np.float32))]
+    states = {"conv.0": np.zeros(5, np.float32)}
+    short = Block(parent=b"", tokens=(1, 2, 3), state=kv, states=states)
+    for block in (short, Block(parent=b"", tokens=(1, 2), state=kv), Block(parent=b"", tokens=(1, 2, 3, 4), state=kv)):
+        memory.put(block)
+    assert [len(block.tokens) for block in memory._blocks.values()] == [3, 4]
+    assert memory.ends(b"", [1, 2, 3, 9]) == [short]
+    assert memory.ends(b"", [1, 2, 9]) == []
+    assert memory.bytes == short.bytes + short.bytes - 20
+    memory.put(Block(parent=b"", tokens=(1, 2, 3), state=kv, states=states))  # once is enough
+    assert len(memory) == 2
+
+
+def test_states_go_through_the_form_of_a_file_as_they_are(tmp_path: Path) -> None:
+    shapes = {"conv.0": (2, 3), "recurrent.0": (2, 2, 2), "conv.2": (4,)}
+    random = np.random.default_rng(0)
+    states = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    store, (key, *_) = DiskStore(tmp_path, budget_bytes=1 << 20), block_keys([1], b"root")
+    store.write(key, [7], as_kv(states, shapes), {})
+    kv = store.read(key, [7])
+    assert kv is not None
+    flat = [array for pair in kv for array in pair]
+    for name, array in zip(shapes, flat, strict=False):
+        np.testing.assert_array_equal(array.reshape(shapes[name]), states[name])
+
+
+@pytest.fixture(params=DEVICES)
+def llm(request: pytest.FixtureRequest, packages: dict[str, Path]) -> Iterator[Model]:
+    with load(packages["falcon_h1"], device=request.param, exact=True) as model:  # else OpenVINO may take bf16
+        yield model
+
+
+def opened(llm: Model) -> KeepsStates:
+    session = movable(llm.runner.engine.open())
+    assert session is not None
+    return session
+
+
+def logits(session: KeepsStates, tokens: Sequence[int]) -> np.ndarray:
+    rows = session.feed(tokens)  # type: ignore[attr-defined]  # a Session, too
+    return np.array(rows.values(range(307)))
+
+
+def test_a_session_goes_on_from_a_prefix_of_another_one(llm: Model) -> None:
+    def check() -> None:
+        one, other = opened(llm), opened(llm)
+        logits(one, SHARED[:80])
+        logits(one, SHARED[80:120])
+        assert one.kept() == [80, 120]
+        assert [one.last_kept(at) for at in (79, 80, 119, 120)] == [0, 80, 80, 120]
+        assert one.kv is not None
+        logits(other, SHARED[:50])
+        state = one.kv.export_state(50, 80)
+        assert other.import_prefix(SHARED[50:80], [state], one.export_states(80))
+        expected = logits(one, SHARED[120:125])
+        for _ in range(2):
+            np.testing.assert_allclose(logits(other, SHARED[80:125]), expected, atol=1e-4 * np.ptp(expected))
+            other.rewind(90)  # type: ignore[attr-defined]  # to 80, where its states are kept
+            np.testing.assert_allclose(logits(other, SHARED[90:125]), expected, atol=1e-4 * np.ptp(expected))
+            other.rewind(80)  # type: ignore[attr-defined]
+
+    llm.runner.call(check)
+
+
+def test_a_prefix_that_does_not_come_whole_changes_nothing(llm: Model) -> None:
+    def check() -> None:
+        one, other = opened(llm), opened(llm)
+        logits(one, SHARED[:80])
+        assert one.kv is not None
+        state, states = one.kv.export_state(0, 80), one.export_states(80)
+        logits(other, SHARED[:30])
+        short = [(key[:, 30:60], value[:, 30:60]) for key, value in state]
+        assert not other.import_prefix(SHARED[30:80], [short], states)
+        wrong = [(key[:, 30:80, :-1], value[:, 30:80]) for key, value in state]
+        with pytest.raises(ValueError, match="of another"):
+            other.import_prefix(SHARED[30:80], [wrong], states)
+        expected = logits(one, SHARED[80:90])
+        np.testing.assert_allclose(logits(other, SHARED[30:90]), expected, atol=1e-4 * np.ptp(expected))
+        long = [(np.tile(key, (1, 8, 1)), np.tile(value, (1, 8, 1))) for key, value in state]
+        with pytest.raises(ContextFull):
+            other.import_prefix(SHARED * 4, [long], states)
+        expected = logits(one, SHARED[90:95])
+        np.testing.assert_allclose(logits(other, SHARED[90:95]), expected, atol=1e-4 * np.ptp(expected))
+
+    llm.runner.call(check)
+
+
+def test_nothing_short_is_moved(packages: dict[str, Path]) -> None:
+    with load(packages["lfm2"], device="cpu") as llm:
+        short = SHARED[: MIN_TOKENS - 1]
+        for seed in range(3):
+            reply(llm, [*short, *tail(seed)])
+            reply(llm, tail(10 + seed, 50))
+        assert cached(reply(llm, [*short, *tail(5)])) == 0
