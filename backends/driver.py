@@ -36,6 +36,20 @@ class MemoryFootprint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchBuffers:
+    """Copies of the KV and states of sequences that step together, which a device makes where there is room."""
+
+    rows: int  # sequences, at most
+    state_places: int
+    least_bytes: int  # that all may take: these, or a share of the device's memory where that is more
+    share: int
+
+    def most_bytes(self, memory: int) -> int:
+        """memory: bytes of the device; 0: not told."""
+        return max(self.least_bytes, memory // self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a device can do with a folder."""
 
@@ -52,6 +66,7 @@ class Capabilities:
     odd_zero_points: bool = True  # it runs weights of 4 bits whose rows have an odd number of zero points
     recurrent: bool = False  # its sessions keep states of fixed size, too, and are rewound by copies of them
     state_places: int = 1  # in which a session has these, so that a step reads some and writes others
+    batches: BatchBuffers | None = None  # None: rows are the sequences' own
     chunks: bool = False  # its attention keeps to chunks of tokens where the context exceeds one
     adapters: bool = False  # its sessions take adapters
     probed: bool = False  # a tiny model has to run and be right on it before it is used

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from embedllm.export.checkpoints.tensor_mapping import Source
-from embedllm.export.graphs import Model, build, described, fuses_experts, stored_layout, write_variant
+from embedllm.export.graphs import Model, build, described, graph_bytes, stored_layout, write_variant
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.recipe import Recipe
@@ -36,7 +36,7 @@ from embedllm.hub.location import Location
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.entries import Graph
 from embedllm.package.features import features_of
-from embedllm.package.graph_variants import FUSED, GraphVariant
+from embedllm.package.graph_variants import FUSED, GraphVariant, fuses_experts
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
 from embedllm.package.packing import Packing, packings
 from embedllm.package.tensors import (
@@ -89,7 +89,8 @@ def add_head(kind: HeadKind, folder: str | Path, checkpoint: str | Path, *, bits
         head = kind.describe(package, reader)
         plan = _planned(package.decoder, head, bits)
         check_source(head.source, plan)
-        with atomic_folder(out, plan.layout.size, what="the head") as partial:
+        graphs = graph_bytes(plan.packing) + graph_bytes(packings(package.manifest))  # the head's, the model's for it
+        with atomic_folder(out, plan.layout.size + graphs, what="the head") as partial:
             _write(kind, package, location, plan, head, partial)
             check_place(out, replace)
     finally:

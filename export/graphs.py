@@ -26,7 +26,7 @@ from embedllm.files.command_line import shell_word
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.draft_head import Eagle
-from embedllm.package.architecture.mlp import Mlp, Moe
+from embedllm.package.architecture.mlp import Moe
 from embedllm.package.architecture.vision import DynamicVision
 from embedllm.package.entries import LATENT, LATENT_AND_VALUES, Graph
 from embedllm.package.graph_variants import (
@@ -47,9 +47,9 @@ from embedllm.package.graph_variants import (
     VISION_VARIANTS,
     WITH_QMOE,
     GraphVariant,
+    fuses_experts,
     has_latents,
-    qmoe_computes,
-    qmoe_takes,
+    is_fused,
 )
 from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.package.packing import Packing, packings
@@ -81,6 +81,9 @@ _HIDDEN = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) fo
 _READ_BY_EAGLE = {variant.name for variant in EAGLE_HIDDEN_VARIANTS}
 ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED, *_HIDDEN))
 
+# of a matrix, in all graphs and the manifest: 4,500 in large mixtures to 18,000 (tests/export/test_disk_space.py)
+_MATRIX_BYTES = 20_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -91,6 +94,11 @@ class Model:
     packing: Mapping[str, Packing]  # by the name of the matrix
     exact: bool  # float activations in every product
     read_by: Eagle | None = None  # the head that hidden states are for
+
+
+def graph_bytes(packing: Mapping[str, Packing]) -> int:
+    """Bytes that all graphs of a model and its manifest have at most. packing: by the name of the matrix."""
+    return _MATRIX_BYTES * len(packing)
 
 
 def variants(decoder: Decoder, packing: Mapping[str, Packing]) -> tuple[Graph, ...]:
@@ -204,16 +212,6 @@ def _unsupported(variant_name: str, decoder: Decoder, packing: Mapping[str, Pack
     return reason
 
 
-def fuses_experts(decoder: Decoder, packing: Mapping[str, Packing]) -> bool:
-    """Whether there are graphs of a model with experts as one operator. packing: by the name of the matrix."""
-    return any(_is_fused(layer.mlp, packing) for layer in decoder.layers)
-
-
-def _is_fused(mlp: Mlp | Moe | None, packing: Mapping[str, Packing]) -> bool:
-    """Whether QMoE may take a layer's experts; where they lie in the file decides the rest."""
-    return isinstance(mlp, Moe) and qmoe_computes(mlp) and qmoe_takes(packing[mlp.experts[0].up.name])
-
-
 def stored_layout(package: Package) -> Layout:
     """Where everything lies in a package's weights file."""
     header = read_header(package.weights)
@@ -248,7 +246,7 @@ def _make_graph(package: Package, variant_name: str, tokens: Sequence[int]) -> b
 def _check_experts(package: Package, model: Model) -> None:
     """Without this the experts of a folder of an earlier version would not be one operator any more, unsaid."""
     for layer in model.decoder.layers:
-        if not isinstance(layer.mlp, Moe) or not _is_fused(layer.mlp, model.packing):
+        if not isinstance(layer.mlp, Moe) or not is_fused(layer.mlp, model.packing):
             continue
         for run in mlp_runs(dataclasses.replace(layer.mlp, shared=None)):
             is_alike = len(list(packed_alike(run, model.packing))) == 1

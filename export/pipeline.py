@@ -17,7 +17,7 @@ from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.describe import check_encoder, describe_checkpoint, describe_untied
 from embedllm.export.genai_images import GenaiImages, prepare_genai_images
-from embedllm.export.graphs import Model, build, variants
+from embedllm.export.graphs import Model, build, graph_bytes, variants
 from embedllm.export.mtp import mtp_layers
 from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.openvino.links import LINK, link_weights, weight_links
@@ -167,9 +167,16 @@ class _Export:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes that have to be free: weights, and a shard or a draft export beside them."""
-        draft, size = self.plan.layout.size, self.budget or self.plan.layout.size
-        return size + max(min(size, self.request.shard or 0), draft if self.generates_text else 0)
+        """Bytes that have to be free: at most what the folder has at its peak (tests/export/test_disk_space.py)."""
+        request, plan = self.request, self.plan
+        texts = sum(path.stat().st_size for path in self.texts.values()) + len(self.tokenizer.changed or "")
+        tokenizers = texts * 2 if request.openvino_tokenizer else 0  # one each way, each smaller than the texts
+        images = sum(one is not None for one in (self.genai_images, self.openvino_images))
+        described = graph_bytes(plan.packing) * (1 + images)
+        size = self.budget or plan.layout.size
+        package = size + texts + tokenizers + described + min(size, request.shard or 0)
+        draft = plan.layout.size + 2 * texts + described  # removed before the package's weights are written
+        return max(package, draft) if self.generates_text else package
 
 
 def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> _Export:

@@ -24,6 +24,7 @@ from embedllm.package.shards import Shard
 
 SIZE = 2047 << 20  # bytes of a shard: just under 2 GiB, which many servers and tools take at most
 _BLOCK = 1 << 20
+_SHARD_ENTRY = 500  # bytes of the manifest: the name of a shard and its hash
 _UNKNOWN = "0" * 64  # in place of a hash: as long as one
 
 OnProgress = Callable[[Progress], None]
@@ -142,6 +143,7 @@ def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_pr
     check_place(out, replace, inputs=[package.folder])
     check_copy_is_whole(package.folder, out)
     total = sum(entry.bytes for entry in package.files.values())
+    described = (package.folder / MANIFEST).stat().st_size + _SHARD_ENTRY * sum(len(each) for each in plan.values())
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -149,7 +151,7 @@ def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_pr
         done += count
         on_progress(Progress("copy", done, total))
 
-    with atomic_folder(out, total, what="the copy") as partial:
+    with atomic_folder(out, total + described, what="the copy") as partial:
         shards: dict[str, list[Shard]] = {}
         for name, entry in package.files.items():
             (partial / name).parent.mkdir(parents=True, exist_ok=True)

@@ -31,8 +31,10 @@ from embedllm.package.graph_variants import (
     OPENVINO_LATENT,
     VARIANTS,
     WITH_QMOE,
+    fuses_experts,
 )
 from embedllm.package.package import Package
+from embedllm.package.packing import packings
 
 PAIR = "+"  # between the names of two devices that share a sequence
 _CALIBRATED = {variant.name for variant in CALIBRATED}
@@ -385,6 +387,8 @@ def _pair_unsupported(package: Package, *, kv: str | None, without_adapters: boo
 def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[str]) -> Unsupported:
     """allowed: of the variants that a device has, those that do what is asked."""
     allowed = [one for one in allowed if one != OPENVINO_LATENT or package.decoder.uses_mla]
+    if not fuses_experts(package.decoder, packings(package.manifest)):
+        allowed = [one for one in allowed if one not in WITH_QMOE]
     rows = (one for one in (*VARIANTS, *IMAGES_VARIANTS, *CALIBRATED, *HIDDEN_VARIANTS) if one.name in allowed)
     reasons = {one.name: one.unsupported(package.decoder) for one in rows}
     refused = [reason for reason in reasons.values() if reason]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Unsupported
 from embedllm.backends.driver import DeviceFamily, Driver
+from embedllm.backends.gpu.webgpu_batch_limits import WEBGPU_BATCHES
 from embedllm.backends.ort.providers import SWAP_BUILDS, Provider, source
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.graph_variants import DIRECTML as DIRECTML_GRAPH
@@ -177,6 +178,7 @@ DRIVER = Driver(
                 external_graphs=(EXTERNAL.name,),
                 recurrent=True,
                 state_places=5,  # webgpu_states.py
+                batches=WEBGPU_BATCHES,
             ),
             unsupported_package=_unsupported_on_webgpu,  # docs/webgpu.md#faults
             python_package=WEBGPU.module,

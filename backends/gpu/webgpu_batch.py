@@ -17,6 +17,7 @@ import numpy as np
 
 from embedllm.backends.gpu.images import is_image
 from embedllm.backends.gpu.unbatched_session import rounded_capacity
+from embedllm.backends.gpu.webgpu_batch_limits import WEBGPU_BATCHES
 from embedllm.backends.gpu.webgpu_graph import KEPT
 from embedllm.backends.gpu.webgpu_pace import Pace
 from embedllm.backends.gpu.webgpu_states import PLACES_OF_BATCH, RowCopier
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("embedllm")
 WIDTHS = (2, 4, 8, 16)  # rows of batches, KEPT at most
-_LEAST_BYTES, _SHARE = 1 << 30, 8  # that batches may take: these, or an eighth of the GPU's memory where that is more
 _GROWTH = 2  # room of a new batch, for each token of the longest sequence
 _TOLERANCE = 0.5  # standard deviations of logits, as in webgpu.py
 
@@ -286,8 +286,8 @@ class Batches:
         token = item * sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
         states = PLACES_OF_BATCH * state_bytes(decoder, item)
         rows = [(one.width, one.capacity) for one in self._batches] + [(width, capacity)]
-        most = max(_LEAST_BYTES, self._gpu.device.memory // _SHARE)
-        return sum(rows * (token * tokens + states) for rows, tokens in rows) <= most
+        taken = sum(rows * (token * tokens + states) for rows, tokens in rows)
+        return taken <= WEBGPU_BATCHES.most_bytes(self._gpu.device.memory)
 
     def _row_copier(self) -> RowCopier | None:
         shapes = list(state_shapes(self._gpu.package.decoder).values())

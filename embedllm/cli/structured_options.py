@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+
+from embedllm.files.home_path import expanded
 
 if TYPE_CHECKING:
     from embedllm.sampling.structured.response_format import ResponseFormat
@@ -70,7 +71,7 @@ def _grammar(name: str) -> dict[str, object]:
 
 def _file(name: str) -> str:
     try:
-        return Path(name).expanduser().read_text(encoding="utf-8-sig")
+        return expanded(name).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise click.BadParameter(f"cannot read '{name}': {error.strerror or error}.") from None
     except ValueError:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.backends.base import KeepsStates, MovesState, Session
+from embedllm.files.home_path import expanded
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, block_keys, common_prefix, slice_state
 from embedllm.kv_cache.fingerprint import kv_fingerprint, root_key
 from embedllm.kv_cache.recurrent_prefix import (
@@ -374,4 +374,4 @@ def open_disk_store(
         return None
     from embedllm.kv_cache.disk_store import DiskStore
 
-    return DiskStore(Path(cache_dir).expanduser(), budget_bytes=budget_bytes)
+    return DiskStore(expanded(cache_dir), budget_bytes=budget_bytes)

@@ -84,10 +84,11 @@ def estimate_memory(
     if not latents and (latents is False or needs(package.context, ()).fits is not False):
         variants = ()
     if free is None:
-        return needs(length, variants)
+        return _with_batches(needs(length, variants), package, parts, exact=exact)
     lengths = range(1, package.context + 1)
     largest = bisect_right(lengths, free, key=lambda tokens: needs(tokens, variants).needed_bytes)
-    return replace(needs(length, variants), largest_context=largest if largest >= min(LEAST, package.context) else 0)
+    found = replace(needs(length, variants), largest_context=largest if largest >= min(LEAST, package.context) else 0)
+    return _with_batches(found, package, parts, exact=exact)
 
 
 def shortfall(
@@ -156,6 +157,21 @@ def _needs(
         largest_context=None,
         is_measured=footprint is not None and kv is None and not isinstance(decoder, ExternalGraph),
     )
+
+
+def _with_batches(estimate: MemoryEstimate, package: Package, parts: list[Device], *, exact: bool) -> MemoryEstimate:
+    """With the buffers of sequences that step together. Where there is no room for these, the sequences take turns."""
+    decoder, can = package.architecture, capabilities(parts[0])
+    if can.batches is None or len(parts) > 1 or exact or isinstance(decoder, ExternalGraph):
+        return estimate
+    if decoder.encoder is not None or decoder.is_mixture or any(kv_windows(decoder)):  # docs/webgpu.md#batches
+        return estimate
+    values = kv_bytes(decoder, estimate.context, 1) + can.batches.state_places * state_bytes(decoder, 1)
+    size = can.batches.rows * values * _kv_bits(package, can, exact=exact) // 8
+    size = min(size, can.batches.most_bytes(parts[0].memory))
+    if estimate.free_bytes is not None:
+        size = min(size, max(estimate.free_bytes - estimate.needed_bytes, 0))
+    return replace(estimate, batch_bytes=size)
 
 
 def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int, graph_kv: str) -> int:

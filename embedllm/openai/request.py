@@ -55,7 +55,6 @@ class CreateOptions(TypedDict, total=False):
 
 _SAME = ("temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "tools", "tool_choice",
          "response_format", "timeout")  # fmt: skip
-_NO_EFFECT = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier")
 _INSTEAD = {
     "functions": "tools",
     "function_call": "tool_choice",

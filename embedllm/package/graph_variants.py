@@ -147,6 +147,16 @@ def qmoe_takes(packing: Packing) -> bool:
     return packing.quantized and not packing.has_minimum and not packing.column_order
 
 
+def fuses_experts(decoder: Decoder, packing: Mapping[str, Packing]) -> bool:
+    """Whether there are graphs of a model with experts as one operator. packing: by the name of the matrix."""
+    return any(is_fused(layer.mlp, packing) for layer in decoder.layers)
+
+
+def is_fused(mlp: Mlp | Moe | None, packing: Mapping[str, Packing]) -> bool:
+    """Whether QMoE may take a layer's experts; where they lie in the file decides the rest."""
+    return isinstance(mlp, Moe) and qmoe_computes(mlp) and qmoe_takes(packing[mlp.experts[0].up.name])
+
+
 FLOAT32 = GraphVariant(
     name="generic-float32",
     file="model.onnx",

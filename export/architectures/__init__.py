@@ -10,6 +10,7 @@ import pkgutil
 from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures.config import Config
 from embedllm.files.nearest import nearest
 from embedllm.package.architecture.decoder import Decoder
@@ -59,7 +60,7 @@ def describe(config: Config, context: int | None = None) -> Decoder:
             )
     module = importlib.import_module(f"{__name__}.{model_type}")
     try:
-        decoder: Decoder = module.describe(config)
+        decoder: Decoder = module.describe(with_default_sizes(config, model_type))
     except UnsupportedModel as error:
         error.model_type = model_type  # the shared parts of a description do not know whose they are
         raise

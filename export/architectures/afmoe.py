@@ -41,7 +41,7 @@ def describe(config: Config) -> Decoder:
         embedding_multiplier=math.sqrt(config.integer("hidden_size")) if is_scaled else 1.0,
         mixture=_mixture,
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)
+    return describe_shaped(config, shape)
 
 
 def _gate(parts: Parts) -> Linear:

@@ -35,7 +35,7 @@ def describe(config: Config) -> Decoder:
         window=windows(config, 4096, sliding),
         mixture=_mixture,
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)
+    return describe_shaped(config, shape)
 
 
 def _mixture(parts: Parts, index: int) -> Moe | Mlp:

@@ -35,6 +35,12 @@ class Config:
         """The same config, in which a key that is absent or null has one of these values."""
         return self.replaced({key: value for key, value in values.items() if not self.has(key)})
 
+    def with_defaults(self, values: Mapping[str, object]) -> Config:
+        """The same config, in which a key that is absent, and not one that is null, has one of these values."""
+        return self.replaced(
+            {key: value for key, value in values.items() if self._names.get(key, key) not in self._data}
+        )
+
     def replaced(self, values: Mapping[str, object]) -> Config:
         """The same config but for these values."""
         theirs = {self._names.get(key, key): value for key, value in values.items()}

@@ -21,4 +21,4 @@ def describe(config: Config) -> Decoder:
         window=windows(config, 4096, sliding),
         mixture=corrected,
     )
-    return describe_shaped(config, shape)
+    return describe_shaped(config.filled({"moe_intermediate_size": 1408}), shape)

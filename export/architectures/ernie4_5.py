@@ -10,7 +10,7 @@ from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    return describe_shaped(config.filled({"head_dim": 128}), ernie(config, "ernie4_5"))
+    return describe_shaped(config, ernie(config, "ernie4_5"))
 
 
 def ernie(config: Config, model_type: str) -> Shape:

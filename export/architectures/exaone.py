@@ -18,7 +18,7 @@ _KEYS = {"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon"
 
 def describe(config: Config) -> Decoder:
     # a config that transformers 5.24 wrote has Llama's keys
-    config = config.named({key: theirs for key, theirs in _KEYS.items() if not config.has(key)})
+    config = config.named({key: theirs for key, theirs in _KEYS.items() if config.has(theirs)})
     bias = config.flag("attention_bias", False)
     shape = Shape(
         model_type="exaone",

@@ -12,8 +12,6 @@ from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.mlp import Moe
 
-_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 128, "mlp_only_layers": [0, 1]}
-
 
 def describe(config: Config) -> Decoder:
     last, bias = config.integer("num_hidden_layers") - 1, config.flag("attention_bias", False)
@@ -28,7 +26,7 @@ def describe(config: Config) -> Decoder:
         window=windows(config, 513, sliding),
         mixture=_mixture,
     )
-    return describe_shaped(config.filled(_DEFAULTS), shape)
+    return describe_shaped(config.filled({"mlp_only_layers": [0, 1]}), shape)
 
 
 def _mixture(parts: Parts, index: int) -> Moe | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.parts import NormKind
 from embedllm.export.architectures._shared.siglip import describe_siglip
-from embedllm.export.architectures._shared.vision_language import with_tie_of
+from embedllm.export.architectures._shared.vision_language import text_section
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma3_text import describe_text
 from embedllm.package.architecture.decoder import Decoder
@@ -22,7 +22,7 @@ def describe(config: Config) -> Decoder:
     text = config.section("text_config")
     if text is None:
         raise ExportError("config.json has no 'text_config'; expected there what a Gemma 3 says of its text model.")
-    decoder = describe_text(with_tie_of(config, text), "gemma3", "language_model.model")
+    decoder = describe_text(text_section(config, text), "gemma3", "language_model.model")
     vision = config.section("vision_config")
     return decoder if vision is None else replace(decoder, vision=_vision(config, vision, decoder))
 

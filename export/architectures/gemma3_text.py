@@ -23,8 +23,6 @@ def describe(config: Config) -> Decoder:
 def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     """The decoder of a Gemma 3 whose tensors have names that begin with `place`."""
     refuse(config, "use_bidirectional_attention", True)
-    config = config.filled({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-                            "vocab_size": 262_208, "max_position_embeddings": 131_072})  # fmt: skip
     bias = config.flag("attention_bias", False)
     sliding = sliding_layers(config, all_but_every(config.integer("sliding_window_pattern", 6)))
     shape = Shape(

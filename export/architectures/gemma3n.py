@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embedllm.errors import ExportError
-from embedllm.export.architectures._shared.vision_language import with_tie_of
+from embedllm.export.architectures._shared.vision_language import text_section
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma3n_text import describe_text
 from embedllm.package.architecture.decoder import Decoder
@@ -13,4 +13,4 @@ def describe(config: Config) -> Decoder:
     text = config.section("text_config")
     if text is None:
         raise ExportError("config.json has no 'text_config'; expected there what a Gemma 3n says of its text model.")
-    return describe_text(with_tie_of(config, text), "gemma3n", "model.language_model")
+    return describe_text(text_section(config, text), "gemma3n", "model.language_model")

@@ -19,8 +19,6 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.layer import AltUp, AltUpStreams, Laurel, Layer
 from embedllm.package.architecture.weights import Linear
 
-_DEFAULTS = {"vocab_size": 262_400, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
-             "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768}  # fmt: skip
 _LOCAL = RopeKeys(theta_key="rope_local_base_freq", layers=SLIDING)
 _SPARSE, _SPARSITY = 10, 0.95  # sparse layers of models with more layers than that; default of the config
 
@@ -31,7 +29,7 @@ def describe(config: Config) -> Decoder:
 
 def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     """The decoder of a Gemma 3n whose tensors have names that begin with `place`."""
-    config = config.filled(_DEFAULTS)
+    config = config.with_defaults({"num_kv_shared_layers": 15})
     refuse(config, "attention_bias", True)
     refuse(config, "altup_correct_scale", False)
     if config.integer("altup_active_idx", 0, least=0):

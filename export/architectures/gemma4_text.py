@@ -26,9 +26,6 @@ _ROPES = {
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
-_DEFAULTS = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
-             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-             "sliding_window": 512, "rope_parameters": _ROPES}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +52,7 @@ def describe(config: Config) -> Decoder:
 
 def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     """The decoder of a Gemma 4 whose tensors have names that begin with `place`."""
-    config = config.filled(_DEFAULTS)
+    config = config.filled({"sliding_window": 512, "rope_parameters": _ROPES})
     refuse(config, "attention_bias", True)
     if config.text("use_bidirectional_attention", "vision") != "vision":
         raise UnsupportedModel("use_bidirectional_attention is 'all'; such a model is no decoder.")

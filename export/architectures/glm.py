@@ -25,4 +25,4 @@ def describe_like(config: Config, model_type: str, names: Names) -> Decoder:
         rope_keys=RopeKeys(part=0.5),
         interleaved=True,
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)
+    return describe_shaped(config, shape)

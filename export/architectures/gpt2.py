@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
+from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures._shared.parts import Names, NormKind
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
@@ -21,7 +22,7 @@ def describe(config: Config) -> Decoder:
     refuse(config, "scale_attn_weights", False)
     refuse(config, "scale_attn_by_inverse_layer_idx", True)
     refuse(config, "add_cross_attention", True)
-    config = config.named(KEYS)
+    config = with_default_sizes(config.named(KEYS), "gpt2")
     shape = Shape(
         model_type="gpt2",
         names=NAMES,

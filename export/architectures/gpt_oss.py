@@ -30,7 +30,6 @@ def describe(config: Config) -> Decoder:
         window=windows(config, 128, sliding_layers(config, lambda index: index % 2 == 0)),
         mixture=lambda parts, _: _mixture(parts),
     )
-    config = config.filled({"head_dim": 64})
     if config.section("rope_parameters") is None and config.section("rope_scaling") is None:
         config = config.replaced({"rope_parameters": _ROPE})
     return describe_shaped(config, shape)

@@ -18,4 +18,4 @@ def describe(config: Config) -> Decoder:
         rope_keys=RopeKeys(theta=100_000.0),
         interleaved=True,
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)
+    return describe_shaped(config, shape)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.siglip import describe_siglip
 from embedllm.export.architectures.config import Config
@@ -27,7 +28,7 @@ def describe_idefics3(config: Config, model_type: str) -> Decoder:
     if (kind := text.text("model_type", "llama")) != "llama":
         raise UnsupportedModel(f"the text model is a '{kind}'; the description knows llama.")
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
-    text = text.replaced({"tie_word_embeddings": tied, "model_type": model_type})
+    text = with_default_sizes(text, kind).replaced({"tie_word_embeddings": tied, "model_type": model_type})
     bias, mlp_bias = text.flag("attention_bias", False), text.flag("mlp_bias", False)
     shape = Shape(model_type=model_type, names=_NAMES, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
     decoder = describe_shaped(text, shape)

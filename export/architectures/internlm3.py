@@ -17,4 +17,4 @@ def describe(config: Config) -> Decoder:
         o_bias=bias,
         mlp_bias=bias,
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)
+    return describe_shaped(config, shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures._shared.siglip2 import describe_siglip2
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.lfm2 import describe_text
@@ -19,7 +20,9 @@ def describe(config: Config) -> Decoder:
     if (kind := text.text("model_type", "lfm2")) != "lfm2":
         raise UnsupportedModel(f"the text model is a '{kind}'; the description knows lfm2.")
     tied = config.flag("tie_word_embeddings", config.flag("tie_embedding", True))
-    text = text.replaced({"tie_word_embeddings": tied, "model_type": "lfm2_vl"})  # what messages call it
+    text = with_default_sizes(text, kind).replaced(
+        {"tie_word_embeddings": tied, "model_type": "lfm2_vl"}
+    )  # what messages call it
     decoder = describe_text(text, "lfm2_vl", "model.language_model")
     token = config.integer("image_token_id", 396, least=0)
     if token >= decoder.vocabulary:

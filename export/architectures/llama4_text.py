@@ -26,7 +26,6 @@ def describe(config: Config) -> Decoder:
 
 def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     """The decoder of a Llama 4 whose tensors have names that begin with `place`."""
-    config = config.filled({"head_dim": 128})
     layers = config.integer("num_hidden_layers")
     rotated, bias, sparse = (
         _rotated_layers(config, layers),

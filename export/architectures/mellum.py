@@ -13,11 +13,10 @@ _ROPES = {
     FULL: {"rope_type": "default", "rope_theta": 500_000.0},
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
 }
-_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 128, "rope_parameters": _ROPES}
 
 
 def describe(config: Config) -> Decoder:
-    config = config.filled(_DEFAULTS)
+    config = config.filled({"rope_parameters": _ROPES})
     head_dim, bias = config.integer("head_dim"), config.flag("attention_bias", False)
     sliding = sliding_layers(config, lambda index: False)
     local = describe_rope(config, head_dim, RopeKeys(layers=SLIDING)) if any(sliding) else None

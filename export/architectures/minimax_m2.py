@@ -19,7 +19,6 @@ _PLACE = "block_sparse_moe"
 def describe(config: Config) -> Decoder:
     if (scoring := config.text("scoring_func", "sigmoid")) != "sigmoid":
         raise UnsupportedModel(f"scoring_func is '{scoring}'; expected 'sigmoid'.")
-    config = config.filled({"head_dim": 128})
     if config.has("rotary_dim"):
         part = config.integer("rotary_dim") / config.integer("head_dim")
         config = config.filled({"partial_rotary_factor": part})

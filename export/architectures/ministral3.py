@@ -38,4 +38,4 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
         window=lambda _: window,
         temperature=temperature,
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)
+    return describe_shaped(config, shape)

@@ -9,7 +9,7 @@ from embedllm.export.architectures import ministral3
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.pixtral import describe_pixtral
-from embedllm.export.architectures._shared.vision_language import with_tie_of
+from embedllm.export.architectures._shared.vision_language import text_section
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 
@@ -35,12 +35,12 @@ def describe(config: Config) -> Decoder:
 
 def _text(config: Config, text: Config) -> Decoder:
     kind = text.text("model_type", "mistral")
-    text = with_tie_of(config, text).replaced({"model_type": "mistral3"})  # what messages call it
+    text = text_section(config, text.filled({"model_type": kind})).replaced({"model_type": "mistral3"})  # in messages
     if kind == "ministral3":
         return ministral3.describe_text(text, "mistral3", _PLACE)
     if kind not in ("mistral", "llama"):  # files of Mistral Small in GGUF call it llama
         raise UnsupportedModel(f"the text model is a '{kind}'; the description knows mistral, ministral3 and llama.")
-    window = text.integer_or_none("sliding_window", None)
+    window = text.integer_or_none("sliding_window", 4096 if kind == "mistral" else None)
     names = replace(LLAMA, model=f"{_PLACE}{LLAMA.model}", head=f"{_PLACE}{LLAMA.head}")
     shape = Shape(model_type="mistral3", names=names, window=lambda _: window)
     return describe_shaped(text, shape)

@@ -25,12 +25,11 @@ _KINDS = {"mamba": _MAMBA, "linear_attention": _MAMBA, "attention": _ATTENTION, 
 _NORM = NormKind(key="layer_norm_epsilon", epsilon=1e-5)
 _NAMES = Names(model="backbone", embedding="embeddings", norm="norm_f", q="mixer.q_proj", k="mixer.k_proj",
                v="mixer.v_proj", o="mixer.o_proj", gate="", up="mixer.up_proj", down="mixer.down_proj")  # fmt: skip
-_DEFAULTS = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "mlp_hidden_act": "relu2"}
 
 
 def describe(config: Config) -> Decoder:
     pattern = _pattern(config)
-    config = config.filled(_DEFAULTS).replaced({"num_hidden_layers": len(pattern)})
+    config = config.filled({"mlp_hidden_act": "relu2"}).replaced({"num_hidden_layers": len(pattern)})
     refuse(config, "use_bias", True)
     refuse(config, "mamba_proj_bias", True)
     if config.has("sliding_window"):
@@ -41,7 +40,7 @@ def describe(config: Config) -> Decoder:
     blocks = _blocks(pattern)
     return Decoder(
         model_type="nemotron_h",
-        context=config.integer("max_position_embeddings", 4096),
+        context=config.integer("max_position_embeddings"),
         embedding=embedding,
         layers=tuple(_layer(config, sizes, pattern, index, *block) for index, block in enumerate(blocks)),
         norm=_NORM.named(config, "norm", _NAMES.in_model(_NAMES.norm), sizes.hidden),

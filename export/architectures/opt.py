@@ -38,4 +38,6 @@ def describe(config: Config) -> Decoder:
         has_rope=False,
         positions_start=2,
     )
-    return describe_shaped(config.named({"intermediate_size": "ffn_dim"}), shape)
+    return describe_shaped(
+        config.named({"intermediate_size": "ffn_dim"}).with_defaults({"intermediate_size": 3072}), shape
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.qwen_vision import QWEN3_5, with_vision
-from embedllm.export.architectures._shared.vision_language import with_tie_of
+from embedllm.export.architectures._shared.vision_language import text_section
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen3_5_text import describe_text
 from embedllm.package.architecture.decoder import Decoder
@@ -18,5 +18,5 @@ def describe(config: Config) -> Decoder:
     if text is None:
         raise ExportError("config.json has no 'text_config'; expected there what a Qwen 3.5 says of its text model.")
     names = replace(LLAMA, model="model.language_model")
-    decoder = describe_text(with_tie_of(config, text), "qwen3_5", names)
+    decoder = describe_text(text_section(config, text), "qwen3_5", names)
     return with_vision(decoder, config, QWEN3_5, interleaved=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.gated_delta_net import Sizes, shape_of, stretches
+from embedllm.export.architectures._shared.moe import experts_of_layer
 from embedllm.export.architectures._shared.parts import LLAMA, Parts
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen2_moe import shared_mixture
@@ -19,7 +20,7 @@ _DEFAULTS = {
 
 
 def describe(config: Config) -> Decoder:
-    config = config.filled(_DEFAULTS)
+    config = config.filled({**_DEFAULTS, "num_experts": experts_of_layer(config, 512)})
     return describe_shaped(config, shape_of(config, "qwen3_next", LLAMA, _inputs, shared_mixture))
 
 

@@ -15,7 +15,7 @@ from embedllm.package.architecture.mlp import Moe
 
 
 def describe(config: Config) -> Decoder:
-    text = text_of(config)
+    text = text_of(config.filled({"tie_word_embeddings": False}))
     bias = text.flag("attention_bias", False)
     shape = Shape(
         model_type="qwen3_vl_moe",

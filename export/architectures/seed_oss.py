@@ -14,4 +14,4 @@ def describe(config: Config) -> Decoder:
         o_bias=config.flag("attention_out_bias", False),
         mlp_bias=config.flag("mlp_bias", False),
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)
+    return describe_shaped(config, shape)

@@ -18,5 +18,5 @@ def describe(config: Config) -> Decoder:
         rope_keys=RopeKeys(theta=1_000_000.0, part=1.0),
         mixture=corrected,
     )
-    config = config.filled({"num_experts_per_tok": 8, "moe_intermediate_size": 1280, "head_dim": 128})
+    config = config.filled({"num_experts_per_tok": 8, "moe_intermediate_size": 1280})
     return describe_shaped(config.filled({"norm_topk_prob": True, "n_routed_experts": 128}), shape)

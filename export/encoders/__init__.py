@@ -14,6 +14,7 @@ from types import ModuleType
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import families as decoder_families
+from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
 from embedllm.files.nearest import nearest
@@ -83,7 +84,7 @@ def describe_encoder(
             f"'{model_type}' is not described here as a reranker; those are: {scoring}.", model_type=model_type
         )
     module = _module(model_type)
-    decoder: Decoder = module.describe(Config(config))
+    decoder: Decoder = module.describe(with_default_sizes(Config(config), model_type))
     assert decoder.encoder is not None
     limit = decoder.context
     if task == "rerank":

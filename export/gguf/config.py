@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures._shared.default_sizes import SIZES
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf.encoders import ENCODERS, table_sizes
 from embedllm.export.gguf.families import FAMILIES, REFUSED, Family
@@ -121,7 +122,7 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
     config["model_type"] = family.model_type
     config |= table_sizes(model) if not family.causal else {}
     config |= family.more(own, model.tensors)
-    return config, family
+    return {**dict.fromkeys(SIZES), **config}, family  # null: not what a configuration class takes for granted
 
 
 def mtp_blocks(config: Mapping[str, object]) -> range:

@@ -41,6 +41,7 @@ from embedllm.package.package import MANIFEST, WEIGHTS, open_package
 from embedllm.package.packing import Packing
 
 _METHODS = ("search", "nearest")
+_LEAST_FREE = 64 << 20  # bytes of the disk: what a trace comes to is not known before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def convert_with_optimum(
         texts, tokenizer = texts_of(location.folder), read_tokenizer(location.folder)
         context = _context(reader.config, recipe.context)
         with (
-            atomic_folder(out, 0) as partial,
+            atomic_folder(out, _LEAST_FREE) as partial,
             tempfile.TemporaryDirectory(prefix=f"{partial.name}.trace-", dir=out.parent) as folder,
         ):
             on_progress(Progress("trace", 0, 1))

@@ -17,7 +17,6 @@ from embedllm.export.writing.replaceable import check_replaceable
 from embedllm.files.home_path import expanded
 from embedllm.package.package import MANIFEST
 
-_SPARE = 64 << 20  # bytes that shall be left on the disk
 _NAME = 50  # characters of a name that are kept beside a suffix: file systems take 255 bytes
 _LOCK, _OLD = ".lock", ".old"  # ends of names beside a partial folder: its lock, and what it replaces
 _log = logging.getLogger("embedllm")
@@ -85,8 +84,8 @@ def atomic_folder(out: Path, size: int, *, what: str = "the export") -> Iterator
             out.parent.mkdir(parents=True, exist_ok=True)
             clear_killed(out)
             free = shutil.disk_usage(out.parent).free
-            if free < (needed := size + _SPARE):
-                raise ExportError(f"{what} needs {needed:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
+            if free < size:
+                raise ExportError(f"{what} needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
             partial = _new_partial(out, left)
             yield partial
             _take_name(partial, out)

@@ -141,6 +141,7 @@ def test_a_regex_choices_and_a_grammar_are_followed(tiny: str, tmp_path: Path) -
         (("--json-schema", "{no json"), 2, "is no JSON"),
         (("--json-schema", "no/such/file"), 2, "cannot read 'no/such/file'"),
         (("--grammar", "no/such/file"), 2, "cannot read 'no/such/file'"),
+        (("--grammar", "~nobody-of-this-name/x"), 2, "cannot read '~nobody-of-this-name/x'"),
         (("--choices", "[1"), 2, "is no JSON list"),
         (("--choices", "[1]"), 1, "expected a list of one text or more"),
         (("--regex", "a", "--choices", "a"), 2, "--regex and --choices are mutually exclusive"),

@@ -23,7 +23,7 @@ from embedllm.generation.runner import Runner
 from embedllm.kv_cache.block_cache import BLOCK
 from embedllm.kv_cache.disk_store import DiskStore
 from embedllm.kv_cache.fingerprint import kv_type
-from embedllm.kv_cache.prefix_cache import MIN_TOKENS, PrefixCache
+from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, MIN_TOKENS, PrefixCache, open_disk_store
 from embedllm.kv_cache.sequence_pool import CachedSequence
 from embedllm.kv_cache.transfer import export_spans, exported
 from tests.support.fakes import END, Bytes, taking_turns, tokens
@@ -282,3 +282,11 @@ def test_sizes_that_make_no_sense_are_refused(tiny_package: Callable[..., Path],
     for name in ("prefix_cache", "cache_dir_bytes"):
         with pytest.raises(ValueError, match=f"{name} is {wrong!r}; expected bytes"):
             load(folder, **{name: wrong})  # type: ignore[arg-type]
+
+
+def test_a_cache_dir_of_a_user_that_is_not_there_is_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_disk_store("~nobody-of-this-name", prefix_cache=None, budget_bytes=CACHE_DIR_BYTES) is not None
+    assert (tmp_path / "~nobody-of-this-name").is_dir()

@@ -15,7 +15,10 @@ from embedllm.backends.base import Device
 from embedllm.backends.devices import drivers
 from embedllm.backends.devices.registry import DeviceCatalog
 from embedllm.backends.gpu.state_pool import SIDES
-from embedllm.backends.gpu.webgpu_states import PLACES
+from embedllm.backends.gpu.webgpu_batch import WIDTHS
+from embedllm.backends.gpu.webgpu_batch_limits import WEBGPU_BATCHES
+from embedllm.backends.gpu.webgpu_states import PLACES, PLACES_OF_BATCH
+from embedllm.backends.needed_memory import MemoryEstimate
 from embedllm.backends.openvino import engine as ov
 from embedllm.backends.ort import engine as ort
 from embedllm.cli.main import cli
@@ -124,6 +127,25 @@ def test_recurrent_states_are_counted_in_as_many_places_as_a_session_has_them_in
             at = Device(name=name, backend="", description="", available=True)
             kv = kv_bytes(package.decoder, 100, 2 if name in ("cuda", "webgpu") else 4)
             assert estimate_memory(package, at, context=100).kv_bytes == kv + size, name
+
+
+def test_the_batches_of_webgpu_are_counted_as_far_as_there_is_room_for_them(demo: Package) -> None:
+    size, row = demo.weights.stat().st_size, kv_bytes(demo.decoder, 100, 2)
+
+    def estimate(memory: int, **options: bool) -> MemoryEstimate:
+        webgpu = Device(name="webgpu", backend="", description="", available=True, memory=memory)
+        return estimate_memory(demo, webgpu, context=100, **options)  # type: ignore[arg-type]  # exact
+
+    assert estimate(1 << 30).batch_bytes == 16 * row
+    assert estimate(0).batch_bytes == 16 * row  # the memory is not told
+    assert estimate(1 << 30).needed_bytes == size + 17 * row
+    assert estimate(1 << 30).kv_tokens == ((1 << 30) - size - 16 * row) * 100 // row
+    assert (estimate(size + 3 * row).batch_bytes, estimate(size + 3 * row).fits) == (2 * row, True)
+    assert (estimate(size).batch_bytes, estimate(size).fits) == (0, False)
+    assert estimate(1 << 30, exact=True).batch_bytes == 0  # sequences take turns
+    assert WEBGPU_BATCHES.most_bytes(4 << 30) == 1 << 30
+    assert WEBGPU_BATCHES.most_bytes(16 << 30) == 2 << 30
+    assert (WEBGPU_BATCHES.rows, WEBGPU_BATCHES.state_places) == (max(WIDTHS), PLACES_OF_BATCH)
 
 
 def test_a_pair_holds_the_weights_twice_and_the_kv_once(demo: Package) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-HANG_S = 1e6  # simulated
 
 
 class _Idle(selectors.SelectSelector):

@@ -19,7 +19,7 @@ LIMITS = {
     "the page": 16_000,
     "OpenAI's shapes": 3_800,
     "the worker": 51_500,
-    "downloads": 6_500,
+    "downloads": 8_000,
     "WebGPU": 43_000,
     "WebAssembly": 4_000,
     "recurrent states": 3_000,
@@ -44,6 +44,8 @@ LIMITS = {
 LATER = {
     "openai": "OpenAI's shapes",
     "renew": "downloads",
+    "update": "downloads",
+    "no_room": "downloads",
     "webgpu_engine": "WebGPU",
     "probe": "WebGPU",
     "wasm_engine": "WebAssembly",

@@ -47,6 +47,7 @@ LOAD = (
     };
 """
 )
+GRAPH = "await opened.file('model.onnx')"
 LIST = LIBRARIES + "return store.list()"
 STORED = """
     const home = await (await navigator.storage.getDirectory()).getDirectoryHandle("embedllm");
@@ -629,10 +630,78 @@ def test_an_updated_model_is_noticed_and_its_old_files_go(
     write_model(tmp_path / "tiny", OTHER)
     web_server.forget()
     assert page.in_worker(LOAD, url)["sha256"] == digest(OTHER)
+    page.in_worker(GRAPH)  # now it can be used
     stored = page.in_worker(STORED)
     assert digest(OTHER) in stored
     assert digest(WEIGHTS) not in stored
     assert not web_server.requests("/models/tiny/tokenizer.json")  # it is the same as before
+
+
+def test_an_interrupted_update_leaves_the_model_of_before(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path
+) -> None:
+    page.in_worker(LOAD, url)
+    page.in_worker(GRAPH)
+    write_model(tmp_path / "tiny", OTHER)
+    web_server.fault("/models/tiny/weights.safetensors", Fault(status=404))
+    assert "answered with status 404" in refused(page, url)
+    web_server.fault("/models/tiny/embedllm.json", Fault(status=500))
+    for _ in range(2):
+        result = page.in_worker(LOAD, url)
+        assert (result["isOffline"], result["sha256"]) == (True, digest(WEIGHTS))
+        page.in_worker(GRAPH)
+    assert len(page.in_worker(LIST)) == 1
+    web_server.forget()
+    web_server.fault("/models/tiny/weights.safetensors", None)
+    web_server.fault("/models/tiny/embedllm.json", None)
+    assert page.in_worker(LOAD, url)["sha256"] == digest(OTHER)
+    page.in_worker(GRAPH)
+    assert digest(WEIGHTS) not in page.in_worker(STORED)
+    assert not page.in_worker(LOAD, url)["isOffline"]
+
+
+def test_an_update_without_room_beside_the_model_of_before_takes_its_room(page: Page, url: str, tmp_path: Path) -> None:
+    page.in_worker(LOAD, url)
+    page.in_worker(GRAPH)
+    write_model(tmp_path / "tiny", OTHER)
+    page.in_worker(
+        """
+        const estimate = navigator.storage.estimate.bind(navigator.storage);
+        navigator.storage.estimate = async () => {
+            const home = await (await navigator.storage.getDirectory()).getDirectoryHandle("embedllm");
+            let usage = 0;
+            for await (const handle of (await home.getDirectoryHandle("files")).values())
+                usage += (await handle.getFile()).size;
+            return {usage, quota: argument};
+        };
+        """,
+        len(WEIGHTS) + len(OTHER) - 1,
+    )
+    assert page.in_worker(LOAD, url)["sha256"] == digest(OTHER)
+    assert digest(WEIGHTS) not in page.in_worker(STORED)
+
+
+def test_an_update_whose_room_ends_in_the_middle_takes_that_of_the_model_of_before(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path
+) -> None:
+    page.in_worker(LOAD, url)
+    page.in_worker(GRAPH)
+    write_model(tmp_path / "tiny", OTHER)
+    page.cdp("Storage.overrideQuotaForOrigin", origin=web_server.url, quotaSize=len(WEIGHTS) + 150_000)
+    assert page.in_worker(LOAD, url)["sha256"] == digest(OTHER)
+    assert digest(WEIGHTS) not in page.in_worker(STORED)
+
+
+def test_a_model_is_removed_with_what_an_update_left_of_it(
+    web_server: WebServer, page: Page, url: str, tmp_path: Path
+) -> None:
+    page.in_worker(LOAD, url)
+    page.in_worker(GRAPH)
+    write_model(tmp_path / "tiny", OTHER)
+    web_server.fault("/models/tiny/weights.safetensors", Fault(status=404))
+    refused(page, url)
+    assert page.in_worker(LIBRARIES + "return store.remove(argument)", url)
+    assert page.in_worker(STORED) == {}
 
 
 def test_a_tab_with_the_manifest_of_before_does_not_undo_an_update(

@@ -2,6 +2,7 @@
 
 import { addressIn, folderOf } from "./address.js";
 import { PackageError } from "../errors.js";
+import { OLD } from "../storage/model_record.js";
 import { isText, isWeights, MANIFEST, readManifest } from "./manifest.js";
 
 /**
@@ -95,7 +96,7 @@ export async function openPackage(url, { store, ...options }) {
  * @returns {Promise<{manifest: Manifest, text: string, isOffline: boolean}>}
  */
 async function findManifest(folder, store, signal) {
-  const stored = await store.model(folder);
+  const stored = (await store.model(folder + OLD)) ?? (await store.model(folder)); // an update may be in parts
   try {
     const text = await fetchManifest(folder, stored !== null, signal);
     return { text, manifest: readManifest(text, addressIn(folder, MANIFEST)), isOffline: false };

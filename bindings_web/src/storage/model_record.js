@@ -12,6 +12,9 @@ import { isText, isWeights, readManifest, storedNames } from "../package/manifes
  *   complete: texts, weights and a graph are stored, so that it can be used without a network
  */
 
+/** Behind the address of a model: its record of before an update that is not whole yet. */
+export const OLD = "#old";
+
 /**
  * The record that a text holds; null when it is none.
  * @param {string} text

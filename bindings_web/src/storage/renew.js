@@ -7,7 +7,7 @@ import { download } from "./download.js";
 import { BlockHashes, Hashes, hashStored } from "./hashes.js";
 import { locked } from "./locks.js";
 import { openForReading } from "./opfs.js";
-import { roomFor } from "./quota.js";
+import { roomFor } from "./room_for.js";
 import { storedName } from "./stored_name.js";
 
 /**
@@ -19,7 +19,7 @@ import { storedName } from "./stored_name.js";
 /**
  * The stored file if its hash is right, else it is removed and downloaded. Throws as download() does.
  * @param {Wanted} wanted
- * @param {Means & {place: Place, needRoom: () => Promise<void>}} means
+ * @param {Means & {place: Place, needRoom: () => Promise<void>, removeOld: () => Promise<boolean>}} means
  */
 export async function renew(wanted, means) {
   const { place, needRoom } = means;
@@ -38,7 +38,11 @@ export async function renew(wanted, means) {
   const name = storedName(wanted);
   const growing = await roomFor(what, () => wanted.bytes, () => place.part(name));
   try {
-    await roomFor(what, () => wanted.bytes - growing.size(), () => download(wanted, growing, means));
+    const rest = () => roomFor(what, () => wanted.bytes - growing.size(), () => download(wanted, growing, means));
+    await rest().catch(async (error) => {
+      if (!error.needed || !(await means.removeOld())) throw error;
+      await rest(); // the browser gave less than it told of
+    });
   } catch (error) {
     if (damage && error instanceof PackageError) error.message = `${damage}; ${error.message}`;
     throw error;

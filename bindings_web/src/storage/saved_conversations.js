@@ -5,7 +5,7 @@
 import { openPlace } from "./opfs.js";
 import { EmbedError } from "../errors.js";
 import { ifFree, locked } from "./locks.js";
-import { roomFor } from "./quota.js";
+import { roomFor } from "./room_for.js";
 
 /**
  * What a KV cache is of; it is worth nothing to one that differs. weights, graph: their sha256; type: of its numbers.

@@ -6,8 +6,9 @@ import { openPlace } from "./opfs.js";
 import { PackageError } from "../errors.js";
 import { ifFree, locked } from "./locks.js";
 import { readManifest, storedNames } from "../package/manifest.js";
-import { listed, readRecord } from "./model_record.js";
-import { freeBytes, noRoom, roomFor, spaceOfSite } from "./quota.js";
+import { listed, OLD, readRecord } from "./model_record.js";
+import { spaceOfSite } from "./quota.js";
+import { roomFor } from "./room_for.js";
 import { hex, storedName } from "./stored_name.js";
 import { throttled } from "../worker/throttle.js";
 
@@ -26,6 +27,7 @@ import { throttled } from "../worker/throttle.js";
 export class Store {
   /** @type {Place} */ #place;
   /** @type {Means} */ #means;
+  #isUpdating = false;
 
   /**
    * Use Store.open().
@@ -87,10 +89,12 @@ export class Store {
         if (made) return made;
         const { renew } = await import("./renew.js"); // of no use where all is stored
         const needRoom = () => this.needRoom([wanted]);
-        return renew(wanted, { ...this.#means, place: this.#place, needRoom, signal, onProgress: telling });
+        const removeOld = () => this.#removeOld(true);
+        return renew(wanted, { ...this.#means, place: this.#place, needRoom, removeOld, signal, onProgress: telling });
       };
       const file = (await this.#stored(wanted, isSuspect)) ?? (await locked(lock, signal, make));
       if (!file) throw new PackageError(`'${wanted.name}' was removed while it was loaded. Load the model again.`);
+      if (this.#isUpdating) await this.#removeOld(false);
       onProgress?.({ file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase });
       return file;
     } finally {
@@ -99,21 +103,19 @@ export class Store {
   }
 
   /**
-   * Throws PackageError when what is not stored of these files has no room.
+   * Throws PackageError when what is not stored of these files has no room, not even without files of before an update.
    * @param {Wanted[]} files
    */
   async needRoom(files) {
     if (!this.#place.isDisk) return;
     const sizes = await this.#place.sizes();
-    let needed = 0;
-    for (const file of new Map(files.map((file) => [file.sha256, file])).values()) {
-      const isStored = storedNames(file).some((name) => sizes.get(name) === file.bytes);
-      if (!isStored) needed += Math.max(0, file.bytes - (sizes.get(`${storedName(file)}.part`) ?? 0));
-    }
-    const available = await freeBytes();
-    if (available !== null && needed > available) {
-      throw noRoom(files.map(({ name }) => `'${name}'`).join(", "), needed, available);
-    }
+    const missing = files.filter((file) => !storedNames(file).some((name) => sizes.get(name) === file.bytes));
+    if (!missing.length) return;
+    const { checkRoom } = await import("./no_room.js");
+    await checkRoom(missing, sizes).catch(async (error) => {
+      if (!(await this.#removeOld(true))) throw error;
+      await checkRoom(missing, sizes);
+    });
   }
 
   /**
@@ -127,16 +129,17 @@ export class Store {
   }
 
   /**
-   * Writes down what a model consists of now. Files of its manifest before are removed if no model lists them.
+   * Writes down what a model consists of now. Files of its manifest before are removed, once it can be used, if no model
+   * lists them.
    * @param {string} url
    * @param {string} manifest  its text
    */
   keep(url, manifest) {
     return locked("embedllm models", undefined, async () => {
-      const before = await this.model(url);
-      const isSame = before?.manifest === manifest;
-      await this.#write({ url, manifest, used: isSame ? before.used : [], lastUsed: Date.now() });
-      if (before && !isSame) await this.#sweep();
+      const before = (await this.model(url + OLD)) ?? (await this.model(url));
+      this.#isUpdating = !!before && before.manifest !== manifest;
+      if (this.#isUpdating) return (await import("./update.js")).writeUpdate(this, url, manifest);
+      return this.write({ used: [], ...before, url: before?.url ?? url, manifest, lastUsed: Date.now() });
     });
   }
 
@@ -150,7 +153,7 @@ export class Store {
     return locked("embedllm models", undefined, async () => {
       const before = await this.model(url);
       if (before && (before.manifest !== manifest || before.used.includes(name))) return;
-      await this.#write({ url, manifest, used: [...(before?.used ?? []), name], lastUsed: Date.now() });
+      await this.write({ url, manifest, used: [...(before?.used ?? []), name], lastUsed: Date.now() });
     });
   }
 
@@ -160,7 +163,7 @@ export class Store {
    */
   async list() {
     const sizes = await this.#place.sizes();
-    const all = (await this.#models()).map((model) => listed(model, sizes)).filter(({ bytes }) => bytes > 0);
+    const all = (await this.models()).map((model) => listed(model, sizes)).filter(({ bytes, url }) => bytes && !url.endsWith(OLD));
     return all.sort((a, b) => b.lastUsed - a.lastUsed);
   }
 
@@ -172,8 +175,8 @@ export class Store {
     const folder = folderOf(url);
     return locked("embedllm models", undefined, async () => {
       const known = (await this.#place.record(this.#key(folder))) !== null;
-      await this.#place.erase(this.#key(folder));
-      await this.#sweep();
+      for (const each of [folder, folder + OLD]) await this.erase(each);
+      await this.sweep();
       return known;
     });
   }
@@ -189,8 +192,25 @@ export class Store {
     return { models, site, quota, isPersistent };
   }
 
+  /** @param {boolean} any */
+  async #removeOld(any) {
+    return (await import("./update.js")).removeOld(this, any);
+  }
+
+  // What update.js asks for
+
   /** @param {Model} model */
-  async #write(model) {
+  async isWhole(model) {
+    return listed(model, await this.#place.sizes()).complete;
+  }
+
+  /** @param {string} url */
+  erase(url) {
+    return this.#place.erase(this.#key(url));
+  }
+
+  /** @param {Model} model */
+  async write(model) {
     const text = JSON.stringify(model);
     await roomFor("what is known of the model", () => text.length, () => this.#place.write(this.#key(model.url), text));
   }
@@ -210,9 +230,9 @@ export class Store {
   }
 
   /** Removes the files that no model lists, but not those that are being written. */
-  async #sweep() {
+  async sweep() {
     const kept = new Set();
-    for (const { manifest } of await this.#models()) {
+    for (const { manifest } of await this.models()) {
       for (const entry of Object.values(readManifest(manifest, "a stored manifest").files)) {
         for (const name of storedNames(entry)) kept.add(name);
       }
@@ -223,7 +243,7 @@ export class Store {
     }
   }
 
-  async #models() {
+  async models() {
     const models = (await this.#place.records()).map(([, text]) => readRecord(text));
     return models.filter((model) => model !== null);
   }

@@ -79,13 +79,14 @@ def _as_json(one: MemoryEstimate) -> dict[str, object]:
 
 
 def _show(estimates: Sequence[MemoryEstimate]) -> None:
-    columns = ("device", "", "context", "weights", "KV", "scratch", "needed, MiB", "free, MiB", "fits up to")
+    columns = ("device", "", "context", "weights", "KV", "scratch", "batches", "needed, MiB", "free, MiB", "fits up to")
     rows = [
         (
             one.device,
             "" if one.is_measured else "~",
             f"{one.context:,}",
-            *map(_mib, (one.weights_bytes, one.kv_bytes, one.scratch_bytes, one.needed_bytes, one.free_bytes)),
+            *map(_mib, (one.weights_bytes, one.kv_bytes, one.scratch_bytes, one.batch_bytes)),
+            *map(_mib, (one.needed_bytes, one.free_bytes)),
             _largest(one.largest_context),
         )
         for one in estimates

@@ -18,7 +18,11 @@ from embedllm.backends.base import Device
 from embedllm.backends.devices import drivers, registry
 from embedllm.backends.ort import engine as ort
 from embedllm.errors import DeviceUnavailable
+from embedllm.export.recipe import Recipe
+from embedllm.export.writing.plan import plan
+from embedllm.package.architecture_json import to_json
 from embedllm.package.package import Package, open_package
+from tests.support.mixtures import mixture
 
 MakePackage = Callable[..., Path]
 PIP = "pip install openvino, which is the extra embedllm[openvino]"
@@ -109,6 +113,23 @@ def test_a_folder_without_the_graphs_for_webgpu_says_which_command_adds_the_best
     ((_, reason, remedy),) = caught.value.tried
     assert reason == "'package' has no 'webgpu-float16' or 'gpu-float32' graph (it has 'generic-float16')"
     assert remedy == f"embedllm graph {package.folder} --variant webgpu-float16"
+
+
+@pytest.mark.parametrize(("device", "variant"), [("cpu", "generic-float32"), ("cuda", "generic-float16")])
+def test_a_mixture_whose_experts_are_floats_is_told_of_no_graph_for_integers(
+    device: str, variant: str, tmp_path: Path
+) -> None:
+    decoder = mixture()
+    planned = plan(decoder, Recipe(bits=16))
+    quantization = {name: packing.entry for name, packing in planned.packing.items()}
+    manifest = {"graphs": [], "quantization": quantization, "architecture": to_json(decoder), "files": {},
+                "tokens": {"stop": [0]}, "context": 64}  # fmt: skip
+    lacking = Package(tmp_path, {"name": "package", **manifest})
+    with pytest.raises(DeviceUnavailable) as caught:
+        registry.open_engine(lacking, Device(name=device, backend="onnxruntime", description="", available=True))
+    ((_, reason, remedy),) = caught.value.tried
+    assert reason == f"'package' has no '{variant}' graph (it has none)"
+    assert remedy == f"embedllm graph {tmp_path} --variant {variant}"
 
 
 def test_exactness_of_onnx_runtimes_graphs_is_asked_of_pairs_too(

@@ -14,6 +14,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import architectures
 from embedllm.export.architectures import describe, families
 from embedllm.export.architectures.config import Config
+from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.rope import (
     DynamicScaling,
@@ -374,10 +375,18 @@ COUNTS = [*REQUIRED[1:], "num_key_value_heads", "head_dim"]
 
 
 @pytest.mark.parametrize("key", REQUIRED)
-@pytest.mark.parametrize("missing", [..., None])
-def test_a_missing_key_is_named(key: str, missing: object) -> None:
+@pytest.mark.parametrize(("family", "missing"), [("internlm2", ...), ("llama", None)])
+def test_a_missing_key_is_named(family: str, key: str, missing: object) -> None:
     with pytest.raises(ExportError, match=rf"^config\.json has no '{key}'"):
-        described(**{key: missing})
+        described(**{"model_type": family, key: missing})
+
+
+def test_an_absent_size_is_that_of_the_configuration_class() -> None:
+    """As in transformers; of InternLM 2, which is not there, none is known."""
+    own = {"num_attention_heads": 32, "num_key_value_heads": ..., "hidden_size": ..., "head_dim": ...}
+    attention = described("qwen3", **own).layers[0].attention
+    assert isinstance(attention, Attention)
+    assert (attention.q.columns, attention.head_dim, attention.kv_heads) == (4096, 128, 32)
 
 
 @pytest.mark.parametrize("key", COUNTS)

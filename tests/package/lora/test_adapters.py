@@ -25,7 +25,6 @@ from tests.support.peft_folders import ALL, merged_checkpoint, write_adapter
 from tests.support.tiny import tiny_checkpoint
 
 TOKENS = [5, 17, 200, 3, 88, 41, 9, 120, 7, 64, 30, 2]
-MATRICES = [f"{layer}.{part}" for layer in (0, 1) for part in ALL]
 DEVICES = ("reference", "cpu", "openvino")
 EXACT_ATOL = 2e-5  # of float32 products in another order; logits are about 1
 FLOATS = Recipe(bits=32)
