@@ -7,7 +7,7 @@ from dataclasses import replace
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.gemma4_vision import image_token
 from embedllm.export.architectures._shared.parts import RMS, NormKind
-from embedllm.export.architectures._shared.vision_language import with_tie_of
+from embedllm.export.architectures._shared.vision_language import text_section
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma4_text import describe_text
 from embedllm.export.architectures.gemma4_unified_text import with_defaults
@@ -24,7 +24,7 @@ def describe(config: Config) -> Decoder:
     text, vision = config.section("text_config"), config.section("vision_config")
     if text is None:
         raise ExportError("config.json has no 'text_config'; expected there what a Gemma 4 says of its text model.")
-    decoder = describe_text(with_defaults(with_tie_of(config, text)), "gemma4_unified", "model.language_model")
+    decoder = describe_text(with_defaults(text_section(config, text)), "gemma4_unified", "model.language_model")
     return decoder if vision is None else replace(decoder, vision=_vision(config, vision, text, decoder))
 
 

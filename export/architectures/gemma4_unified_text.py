@@ -6,7 +6,7 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma4_text import describe_text
 from embedllm.package.architecture.decoder import Decoder
 
-_DEFAULTS = {"sliding_window": 1024, "max_position_embeddings": 262_144}
+_DEFAULTS = {"sliding_window": 1024}
 _WITHOUT = {
     "hidden_size_per_layer_input": 0,
     "enable_moe_block": False,

@@ -16,13 +16,11 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.recurrent import DeltaNet
 from embedllm.package.architecture.weights import Linear
 
-_DEFAULTS = {"vocab_size": 100_352, "hidden_size": 3840, "intermediate_size": 11_008, "num_hidden_layers": 32,
-             "num_attention_heads": 30, "max_position_embeddings": 65_536}  # fmt: skip
 _EPSILON = 1e-5  # of the delta rule's norm, whatever config.json says
 
 
 def describe(config: Config) -> Decoder:
-    config = _with_linear_sizes(config.filled(_DEFAULTS))
+    config = _with_linear_sizes(config)
     types = layer_types(config, (FULL, LINEAR)) or _usual_types(config.integer("num_hidden_layers"))
     if FULL not in types:
         raise UnsupportedModel("no layer has attention; expected one at least, whose keys are as many as the tokens.")
