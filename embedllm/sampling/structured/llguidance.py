@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from embedllm.files.native_calls import native_call
 from embedllm.sampling.structured.json_schema import followed
 from embedllm.sampling.structured.lark import followed_lark
 from embedllm.sampling.structured.response_format import Source
@@ -48,7 +49,7 @@ class TokenGrammars:
 
         Raises ValueError for a source that cannot be followed, PackageError when the tokens' bytes are not known.
         """
-        with self._lock:
+        with native_call(), self._lock:
             if self._vocabulary is None:
                 self._vocabulary = _vocabulary(self._tokenizer)
             matcher = self._compiled.pop(source, None) or _compile(source, self._vocabulary)
