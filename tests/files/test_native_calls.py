@@ -106,6 +106,22 @@ endlessly(lambda: model.embed(["the quick brown fox"] * 2000))
     assert ended(code, str(folder)) == (0, "", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["generate('x', max_tokens=30)", "beam_search('x', 2, max_tokens=30)"])
+def test_a_process_whose_daemon_thread_computes_without_an_engine_loop_ends_well(call: str) -> None:
+    code = f"""
+here = threading.local()
+
+def work():
+    if not hasattr(here, "llm"):
+        here.llm = embedllm.load("demo", device="cpu", threaded=False)
+    here.llm.{call}
+
+endlessly(work)
+"""
+    assert ended(code) == (0, "", "")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked here")
 def test_a_forked_process_waits_for_no_call_of_its_parent() -> None:
     code = (
