@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class TensorFile:
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
+    text: bytes = field(default=b"", repr=False, compare=False)  # the JSON, as it stands in the file
 
     @cached_property
     def bounds(self) -> tuple[frozenset[int], frozenset[int]]:
@@ -54,8 +56,8 @@ def read_header(path: Path) -> TensorFile:
     and to have as many bytes as its shape and dtype say, before anybody reads it.
     """
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size  # of this file, whatever has its name now
             start = file.read(8)
             length = int.from_bytes(start, "little")
             if len(start) < 8 or length > min(size - 8, _LONGEST_HEADER):
@@ -63,7 +65,8 @@ def read_header(path: Path) -> TensorFile:
                     f"'{path}' is no whole safetensors file: its header should be {length} bytes long, "
                     f"the file has {size} bytes. Download or export it again."
                 )
-            header = json.loads(file.read(length))
+            text = file.read(length)
+            header = json.loads(text)
     except OSError as error:
         raise PackageError(f"cannot read '{path}': {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:
@@ -73,7 +76,7 @@ def read_header(path: Path) -> TensorFile:
     metadata = header.pop("__metadata__", {})
     tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items()}
     _check_apart(path, tensors)
-    return TensorFile(tensors, metadata if isinstance(metadata, dict) else {})
+    return TensorFile(tensors, metadata if isinstance(metadata, dict) else {}, text)
 
 
 def _check_apart(path: Path, tensors: dict[str, Tensor]) -> None:

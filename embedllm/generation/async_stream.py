@@ -52,13 +52,18 @@ class AsyncStream:
         self._resources = ExitStack()
         self._source: Source | None = None
         self._is_over = False
+        self._is_awaited = False
 
     def __aiter__(self) -> AsyncStream:
         return self
 
     async def __anext__(self) -> Chunk:
+        """Raises ValueError while another task waits for a chunk, which would then wait for ever."""
         if self._is_over:
             raise StopAsyncIteration
+        if self._is_awaited:
+            raise ValueError("another task waits for the next chunk of this stream; read a stream in one task.")
+        self._is_awaited = True
         try:
             if self._source is None:
                 self._note = self._resources.enter_context(self._noting)
@@ -69,6 +74,8 @@ class AsyncStream:
             self._is_over = True
             self._resources.__exit__(type(error), error, error.__traceback__)
             raise
+        finally:
+            self._is_awaited = False
         if chunk is None:
             self._is_over = True
             self._resources.close()

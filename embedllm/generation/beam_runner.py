@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from embedllm.backends.base import Interrupted, MovesState
 from embedllm.cancel import Cancel
 from embedllm.errors import DeviceError
+from embedllm.files.native_calls import native_call
 from embedllm.generation.beam_search import Beam, BeamSearch
 from embedllm.generation.chunk import Statistics
 from embedllm.generation.loop import Feed
@@ -88,7 +89,8 @@ class BeamRunner:
         while isinstance(step, (Feed, list)):
             feeds = step if isinstance(step, list) else [step]
             try:
-                rows = [feed() for feed in feeds]
+                with native_call():
+                    rows = [feed() for feed in feeds]
             except Exception as error:  # noqa: BLE001  # raises it again, or ends
                 step = steps.throw(error)
             else:

@@ -19,14 +19,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from embedllm.cancel import Cancel
 from embedllm.errors import DeviceError
+from embedllm.files.native_calls import END_S, ENDING, end_calls
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[], object]
 _WAKE_S = 0.25  # in which a caller that waits looks whether the loop is still there, and Windows for its Ctrl-C
 _SERVE_S = 0.001  # the same for a loop
 _IDLE_S = 3600.0  # at most, to the next look for timeouts: a queue takes no number of seconds beyond some millions
-_END_S = 5.0  # at most, that the end of the process waits for a step that runs
-_ENDING = "the process is ending, and the model with it."
 _log = logging.getLogger("embedllm")
 
 
@@ -189,7 +188,7 @@ class EngineLoop:
             while queue.empty():
                 if not _turn(self._inbox, self._tasks):
                     self._inbox.put(None)  # for the outer one
-                    raise DeviceError(_ENDING)
+                    raise DeviceError(ENDING)
             return queue.get()
         other = _HERE.loop  # a loop that waits for another one, of a draft model's device, serves who waits for it
         while True:
@@ -198,7 +197,7 @@ class EngineLoop:
             except Empty:
                 if other is not None and iterates and not _turn(other, _HERE.tasks, waits=False):
                     other.put(None)  # for the outer one
-                    raise DeviceError(_ENDING) from None
+                    raise DeviceError(ENDING) from None
                 if other is not None:
                     _serve(other)
                 if not self.is_alive and queue.empty():
@@ -212,7 +211,7 @@ class EngineLoop:
                 "or start processes by multiprocessing's 'spawn' or 'forkserver'."
             )
         if self._ended.is_set():
-            raise DeviceError(_ENDING)
+            raise DeviceError(ENDING)
 
     def end(self) -> None:
         """Ends the thread after the step that runs, which is interrupted where it can be."""
@@ -222,7 +221,7 @@ class EngineLoop:
             scheduler.cancel_all()
         self._inbox.put(None)
         if self.is_alive and not self.is_current:
-            self._ended.wait(_END_S)
+            self._ended.wait(END_S)
 
     def keep_for_ever(self) -> None:
         """In a forked child: never frees what runtimes hold, since they would wait for threads that are not there."""
@@ -320,6 +319,7 @@ def _nothing() -> None:
 
 
 def _end_all() -> None:
+    end_calls()  # first: a load makes a loop
     for loop in [*_ALL]:
         loop.end()
 

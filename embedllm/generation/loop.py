@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from embedllm.backends.base import Interrupted
 from embedllm.cancel import Cancel
+from embedllm.files.native_calls import native_call
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.generation import Generation
 from embedllm.types import Logits
@@ -179,7 +180,8 @@ def run(
                 step = next(steps, None)
                 continue
             try:
-                rows = step()
+                with native_call():
+                    rows = step()
             except BaseException as error:
                 steps.throw(error)  # raises it again, with the time counted that it took
                 raise

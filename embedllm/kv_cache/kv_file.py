@@ -44,10 +44,11 @@ class StateFile:
     about: Mapping[str, str]
     starts: tuple[int, ...]
     tokens: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
 
     def read(self) -> Iterator[KeyValues]:
         """The KV, piece by piece, each checked before it is given. Raises PackageError at the first damaged one."""
-        tensors = read_header(self.path).tensors
+        tensors = self.tensors
         hashes = self.about["pieces"].split()
         with self.path.open("rb") as file:
             for start, expected in zip(self.starts, hashes, strict=True):
@@ -74,10 +75,8 @@ def open_state(path: Path) -> StateFile:
     about = {key: value for key, value in tensor_file.metadata.items() if isinstance(value, str)}
     if (form := about.get("format")) != FORMAT:
         raise PackageError(f"'{path}' has the format {form!r}; this version of embedllm reads '{FORMAT}'.")
-    with path.open("rb") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
     expected = about.get("sha256", "")
-    blank = header.replace(f'"sha256": "{expected}"'.encode(), f'"sha256": "{_NO_HASH}"'.encode(), 1)
+    blank = tensor_file.text.replace(f'"sha256": "{expected}"'.encode(), f'"sha256": "{_NO_HASH}"'.encode(), 1)
     if sha256(blank).hexdigest() != expected:
         raise PackageError(f"'{path}' is damaged: its header differs from its sha256.")
     try:
@@ -85,7 +84,7 @@ def open_state(path: Path) -> StateFile:
         starts = _checked_starts(tensor_file.tensors, about.get("pieces", "").split(), len(tokens))
     except (ValueError, TypeError, RecursionError) as error:
         raise PackageError(f"'{path}' holds no KV that fits its tokens: {error}.") from error
-    return StateFile(path=path, about=about, starts=starts, tokens=tokens)
+    return StateFile(path=path, about=about, starts=starts, tokens=tokens, tensors=tensor_file.tensors)
 
 
 def _token_ids(about: Mapping[str, str]) -> tuple[int, ...]:

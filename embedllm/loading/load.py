@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from embedllm.backends.base import Device, KeepsPrefixes, WarmsUp, max_batch
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceError, ran_out
+from embedllm.files.native_calls import native_call
 from embedllm.generation.defaults import read_defaults
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
@@ -174,11 +175,12 @@ def open_model(path: str | os.PathLike[str], options: LoadOptions) -> Model:
     package = open_requested_package(path, options)
     if options.check:
         package.check()
-    if package.encoder is not None:
-        from embedllm.loading.load_encoder import open_encoder
+    with native_call():
+        if package.encoder is not None:
+            from embedllm.loading.load_encoder import open_encoder
 
-        return open_encoder(package, options)
-    return _open_decoder(package, options)
+            return open_encoder(package, options)
+        return _open_decoder(package, options)
 
 
 def _open_decoder(package: Package, options: LoadOptions) -> Model:

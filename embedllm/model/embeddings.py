@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ContextFull
+from embedllm.files.native_calls import check_not_ending, native_call
 from embedllm.text.prompt_length import check_known
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Encoding:
         most = self._engine.dimensions
         if dimensions is not None and not 1 <= dimensions <= most:
             raise ValueError(f"dimensions is {dimensions}; expected 1 to {most}, what the vectors of this model have.")
-        vectors = self._engine.vectors(self._of_texts(texts, kind, truncate), is_cancelled)
+        vectors = self._vectors(self._of_texts(texts, kind, truncate), is_cancelled)
         is_normalised = self._encoder.normalize if normalize is None else normalize
         return shortened(vectors, dimensions, normalised=is_normalised)
 
@@ -85,7 +86,7 @@ class Encoding:
         documents = listed_texts(documents, "documents")
         if top is not None and top < 1:
             raise ValueError(f"top is {top}; expected 1 or more, or None for all documents.")
-        scores = self._engine.vectors(self._of_pairs(query, documents, truncate), is_cancelled)[:, 0].tolist()
+        scores = self._vectors(self._of_pairs(query, documents, truncate), is_cancelled)[:, 0].tolist()
         ranked = [Ranked(index=index, score=score) for index, score in enumerate(scores)]
         return sorted(ranked, key=lambda one: -one.score)[:top]
 
@@ -95,6 +96,16 @@ class Encoding:
         if query is None:
             return sum(len(tokens.ids) for tokens in self._of_texts(texts, kind, truncate))
         return sum(len(tokens.ids) for tokens in self._of_pairs(query, texts, truncate))
+
+    def _vectors(self, texts: Sequence[Tokens], is_cancelled: Callable[[], bool]) -> F32:
+        """As EncoderEngine.vectors(), which has no engine loop."""
+
+        def is_stopped() -> bool:
+            check_not_ending()
+            return is_cancelled()
+
+        with native_call():
+            return self._engine.vectors(texts, is_stopped)
 
     def _of_texts(self, texts: Sequence[str], kind: str | None, truncate: bool) -> list[Tokens]:
         prompt = self._prompt(kind)

@@ -14,9 +14,9 @@ def streams(decoder: Decoder) -> dict[str, TensorLocation]:
     """The locations of what all layers share. The projections of AltUp's streams are one tensor."""
     locations: dict[str, TensorLocation] = {}
     if (embedding := decoder.per_layer_embedding) is not None:
-        locations |= matrix(embedding.table, "per_layer_token_embd") | norm_weights(
-            embedding.norm, "per_layer_proj_norm"
-        )
+        if embedding.table is not None:
+            locations |= matrix(embedding.table, "per_layer_token_embd")
+        locations |= norm_weights(embedding.norm, "per_layer_proj_norm")
         locations |= matrix(embedding.projection, "per_layer_model_proj")
     if (altup := decoder.altup_streams) is not None:
         for linears, name in ((altup.projections, "altup_proj"), (altup.unembed_projections, "altup_unembd_proj")):

@@ -392,6 +392,22 @@ def test_a_closed_asynchronous_stream_has_no_more_chunks() -> None:
     assert len(engine.sessions) == 1
 
 
+def test_a_second_task_that_reads_a_stream_is_refused_and_the_first_goes_on() -> None:
+    feed = SlowFeed(interruptible=False)
+    engine = FakeEngine(whole_history, during_feed=feed)
+
+    async def main() -> list[Chunk]:
+        stream = runner_on(engine).astream(request(range(10)), Cancel())
+        first = asyncio.create_task(read(stream))
+        await feed.until_entered()
+        with pytest.raises(ValueError, match="another task waits"):
+            await asyncio.wait_for(anext(stream), WAIT_S)
+        feed.release.set()
+        return await asyncio.wait_for(first, WAIT_S)
+
+    assert tokens(asyncio.run(main())) == tokens(generate(runner_on(FakeEngine(whole_history)), range(10)))
+
+
 class SlowFeed:
     """A feed that waits: until it is interrupted, or until `release` is set when it cannot be interrupted."""
 

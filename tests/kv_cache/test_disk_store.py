@@ -55,6 +55,28 @@ def key(name: int) -> bytes:
     return bytes([name]) * 32
 
 
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_a_file_that_another_process_replaces_while_its_header_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_opened: bool
+) -> None:
+    """is_opened: it is replaced after it was opened, not just before."""
+    path, other = tmp_path / "talk", tmp_path / "other"
+    write_state(path, {"tokens": "[0]"}, [state(1, 1)])
+    write_state(other, {"tokens": json.dumps(TOKENS)}, [state(2)])
+    open_file = Path.open
+
+    def open_and_replace(self: Path, mode: str) -> object:
+        early = open_file(self, mode) if is_opened else None
+        if other.exists():
+            other.replace(path)
+        return early or open_file(self, mode)
+
+    monkeypatch.setattr(Path, "open", open_and_replace)
+    assert open_state(path).tokens == ((0,) if is_opened else tuple(TOKENS))
+    (found,) = open_state(path).read()
+    assert same(found, state(2))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8, np.uint16])
 def test_a_file_gives_what_was_written_and_is_a_safetensors_file(
     tmp_path: Path, dtype: type[np.floating | np.integer]

@@ -223,6 +223,7 @@ def altup(count: int = 3) -> Change:
     def whole_model(decoder: Decoder) -> Decoder:
         inputs = decoder.per_layer_embedding
         assert inputs is not None
+        assert inputs.table is not None
         few = replace(inputs, table=replace(inputs.table, rows=VOCABULARY - 100))
         return replace(
             layers(of_layer)(decoder),

@@ -10,9 +10,11 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from embedllm.files.native_calls import native_call
 from embedllm.sampling.structured.json_schema import followed
 from embedllm.sampling.structured.lark import followed_lark
 from embedllm.sampling.structured.response_format import Source
@@ -21,6 +23,7 @@ from embedllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+    from embedllm.text.chat_template import JSON
     from embedllm.types import Logits
 
 _NOTHING = (
@@ -46,7 +49,7 @@ class TokenGrammars:
 
         Raises ValueError for a source that cannot be followed, PackageError when the tokens' bytes are not known.
         """
-        with self._lock:
+        with native_call(), self._lock:
             if self._vocabulary is None:
                 self._vocabulary = _vocabulary(self._tokenizer)
             matcher = self._compiled.pop(source, None) or _compile(source, self._vocabulary)
@@ -178,17 +181,43 @@ def _compile(source: Source, vocabulary: LLTokenizer) -> LLMatcher:
         ) from None
     matcher = LLMatcher(vocabulary, grammar, log_level=0)
     problem = _first_line(matcher) or "; ".join(matcher.get_grammar_warnings())
-    if problem:
-        raise ValueError(f"the {source.kind} cannot be followed: {_reason(source, problem)}")
-    return matcher
+    if not problem:
+        return matcher
+    if source.kind == "json_schema":
+        for keyword, value, path in _string_keywords(json.loads(source.text), "#"):
+            alone = _grammar(Source(kind="json_schema", text=json.dumps({keyword: value})))
+            if refusal := _first_line(LLMatcher(vocabulary, alone, log_level=0)):
+                raise ValueError(
+                    f"JSON schema: '{keyword}' at {path} is {value!r}: {_of_regex(refusal) or refusal}. "
+                    "Leave it out and check the reply yourself, or say it otherwise."
+                )
+    raise ValueError(f"the {source.kind} cannot be followed: {_reason(source, problem)}")
 
 
 def _reason(source: Source, problem: str) -> str:
     """What is wrong, on one line: of a regex, what the parser of regexes says, without the grammar around it."""
-    match = re.search(r"^error: (.+)$", problem, re.MULTILINE) if source.kind == "regex" else None
-    if match is None:
-        return problem
-    return f"{match[1].rstrip('.')}: {source.text!r}. The syntax is that of Rust's regex crate."
+    of_regex = _of_regex(problem) if source.kind == "regex" else None
+    return f"{of_regex}: {source.text!r}. The syntax is that of Rust's regex crate." if of_regex else problem
+
+
+def _of_regex(problem: str) -> str | None:
+    """What the parser of regexes says, without the picture of the place before it."""
+    match = re.search(r"^error: (.+)$", problem, re.MULTILINE)
+    return match and match[1].rstrip(".")
+
+
+def _string_keywords(schema: JSON, path: str) -> Iterator[tuple[str, str, str]]:
+    """The formats and patterns of a schema, each with the path of the schema that has it."""
+    if isinstance(schema, list):
+        for at, part in enumerate(schema):
+            yield from _string_keywords(part, f"{path}/{at}")
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        if keyword in ("format", "pattern") and isinstance(value, str):
+            yield keyword, value, path
+        elif keyword not in ("enum", "const", "default", "examples"):  # which have values, no schemas
+            yield from _string_keywords(value, f"{path}/{keyword}")
 
 
 def _grammar(source: Source) -> str:

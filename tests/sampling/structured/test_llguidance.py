@@ -274,8 +274,15 @@ CHAIN: Schema = {"$ref": "#/$defs/0", "$defs": {str(at): {"$ref": f"#/$defs/{at 
     [
         (as_format({"type": "string", "minLength": 5, "maxLength": 2}), "Unsatisfiable schema: minLength"),
         (as_format({"type": "object", "properties": {"a": False}, "required": ["a"]}), "no finite value fulfils it"),
-        (as_format({"type": "string", "format": "zzz"}), "zzz"),
-        (as_format({"type": "string", "pattern": "(?=a)b"}), "look-around"),
+        (as_format({"type": "string", "format": "zzz"}), "'format' at # is 'zzz': Unknown format: zzz. Leave it out"),
+        (
+            as_format({"properties": {"format": {"items": {"format": "path"}}, "at": {"enum": [{"format": "zzz"}]}}}),
+            "'format' at #/properties/format/items is 'path'",
+        ),
+        (
+            as_format({"$defs": {"a": {"type": ["string", "null"], "pattern": "(?=a)b"}}, "$ref": "#/$defs/a"}),
+            r"'pattern' at #/\$defs/a is '\(\?=a\)b': look-around, [^\n]*, is not supported. Leave",
+        ),
         (as_format({"type": "array", "uniqueItems": True}), "'uniqueItems' at # is not supported"),
         ({"type": "regex", "regex": "[0-9"}, "the regex cannot be followed: .*unclosed character class"),
         ({"type": "lark", "lark": "start: foo"}, "unknown name"),
