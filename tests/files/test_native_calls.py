@@ -44,9 +44,12 @@ def test_the_end_of_a_process_waits_for_a_call_and_refuses_the_next_one() -> Non
     code = (
         CALLS
         + """
+both = threading.Barrier(3)
+
 def work():
     with native_call():
         in_call.set()
+        both.wait()
         native_calls._ending.wait()
         time.sleep(0.1)
         print("done", flush=True)
@@ -54,6 +57,7 @@ def work():
 import time
 from embedllm.files import native_calls
 endlessly(work)
+both.wait()
 print("left", flush=True)
 """
     )

@@ -31,7 +31,7 @@ from tests.web.support.found import node, node_modules
 from tools import make_web_wheel
 
 WEB = Path(__file__).parent
-LIMIT = 488_000  # bytes of the wheel; measured 481,000, 40,000 of them for images in messages
+LIMIT = 500_000  # bytes of the wheel; measured 490,000, 40,000 of them for images in messages
 TEMPLATE = (
     "{%- if tools %}{{ tools | map(attribute='function.name') | join(',') }}{% endif %}"
     "{%- for message in messages %}{% if message.role == 'odd' %}{{ raise_exception('odd roles') }}{% endif %}"
