@@ -54,7 +54,7 @@ class OtherPlace(Protocol):
     """Where the newest states of some sequences lie instead: shared_states.py."""
 
     def give_back(self, states: States) -> None:
-        """Has them take() what lies there."""
+        """Has them take() what lies there, and forgets them."""
         ...
 
     def forget(self, states: States) -> None:
@@ -131,6 +131,7 @@ class States:
         for name, value in self._next.items():
             self._memory.write(value, arrays[name])
         self.advance()
+        self._leave()
 
     def copy_to(self, place: OtherPlace, arrays: Mapping[str, np.ndarray]) -> None:
         """Writes those that are held to these, [1, ...] by name, where the newest lie from now on."""

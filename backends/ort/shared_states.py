@@ -73,7 +73,6 @@ class SharedStates:
     def give_back(self, states: States) -> None:
         """Copies a sequence's states to buffers of its own."""
         states.take(self._at(self._places[states]))
-        self.forget(states)
 
     def forget(self, states: States) -> None:
         """Of a sequence that needs them no more."""

@@ -151,9 +151,8 @@ def test_a_member_that_is_fed_by_itself_goes_on_from_the_states_of_the_runs(engi
     close(*sessions)
 
 
-def test_a_run_that_fails_leaves_all_sessions_as_they_were(engine: OrtEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions = opened(engine)
-    run(engine, sessions)
+def run_and_fail(engine: OrtEngine, sessions: Sequence[Session], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As run, where the device fails after it has computed."""
     real = engine.session
 
     class Failing:
@@ -168,9 +167,27 @@ def test_a_run_that_fails_leaves_all_sessions_as_they_were(engine: OrtEngine, mo
         patch.setattr(engine, "_session", Failing())
         with pytest.raises(DeviceError, match="no memory"):
             run(engine, sessions)
+
+
+def test_a_run_that_fails_leaves_all_sessions_as_they_were(engine: OrtEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = opened(engine)
+    run(engine, sessions)
+    run_and_fail(engine, sessions, monkeypatch)
     assert [session.position for session in sessions] == [start + 1 for start in STARTS]
     check(run(engine, sessions), [alone(engine, start + 1, start + 2)[0] for start in STARTS])
     close(*sessions)
+
+
+def test_a_prefix_takes_the_place_of_states_that_lie_in_shared_buffers(
+    engine: OrtEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a run that failed: a copy of them is kept already."""
+    other, *sessions = opened(engine, (80, 20, 30))
+    run_and_fail(engine, sessions, monkeypatch)
+    assert other.kv is not None
+    assert sessions[0].import_prefix(TOKENS[20:80], [other.kv.export_state(20, 80)], other.export_states(80))
+    check([values(sessions[0].feed(TOKENS[80:82]))], alone(engine, 81, 82))
+    close(other, *sessions)
 
 
 def test_lack_of_memory_for_shared_buffers_leaves_all_sessions_as_they_were(
