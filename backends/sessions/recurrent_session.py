@@ -184,7 +184,7 @@ class StatefulSession(Generic[S]):
             return False
         self._tokens += tokens
         self.position = self._plain.position
-        self._copies[self.position] = self._plain.states()
+        self._keep_states()
         return True
 
     @property
@@ -233,12 +233,16 @@ class StatefulSession(Generic[S]):
             self._draft = None
         if at and (many or self._was_many) and at not in self._copies:
             self._draft = at if are_drafts else None
-            self._copies[at] = self._plain.states()
-            if len(self._copies) > self._most:
-                places = [0, *self._copies]  # the newest stays, and of the others those that lie far apart
-                gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
-                del self._copies[min(gaps, key=lambda place: (self.is_preferred(place), gaps[place]))]
+            self._keep_states()
         self._was_many = many and not are_drafts
+
+    def _keep_states(self) -> None:
+        """Copies those of now; another copy goes where there are too many."""
+        self._copies[self._plain.position] = self._plain.states()
+        if len(self._copies) > self._most:
+            places = [0, *self._copies]  # the newest stays, and of the others those that lie far apart
+            gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
+            del self._copies[min(gaps, key=lambda place: (self.is_preferred(place), gaps[place]))]
 
     def _go_back(self) -> None:
         """To the last copy, or to the beginning. Where the device fails, it is done before the next feed."""

@@ -92,6 +92,7 @@ class Blocks:
     def longest(self, start: int, limit: int) -> tuple[CachedPrefix | None, int]:
         """The longest prefix behind `start`, of `limit` tokens at most; and how many have KV there."""
         best: CachedPrefix | None = None
+        chain: list[Block] = []  # that the best one is of
         used: list[Block] = []
         read: list[_ReadKv] = []
         at = start
@@ -103,6 +104,7 @@ class Blocks:
                 if at < stop <= limit and (best is None or stop > best.stop):
                     last = _of_block(block, at - first, stop - first)
                     best = _prefix(start, stop, [*read, last], lambda states=block.states: states)
+                    chain = [*used, block]
             piece = self._piece(at, limit, used)
             if piece is None:
                 break
@@ -110,10 +112,10 @@ class Blocks:
             read.append(kv)
             if at == first + BLOCK and (best is None or best.stop < at) and self._stores_states(at):
                 best = _prefix(start, at, read, lambda at=at: self._stored_states(at))
+                chain = [*used]
             if at % BLOCK:
                 break
-        if best is not None:
-            self._memory.touch(used)
+        self._memory.touch(chain)
         return best, at
 
     def _piece(self, at: int, limit: int, used: list[Block]) -> tuple[int, _ReadKv] | None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from embedllm import Completion, Model, load
 from embedllm.backends.base import KeepsStates
+from embedllm.backends.sessions import recurrent_session
 from embedllm.errors import ContextFull
 from embedllm.export import Recipe, convert
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys
 from embedllm.kv_cache.disk_store import DiskStore
 from embedllm.kv_cache.prefix_cache import MIN_TOKENS
-from embedllm.kv_cache.recurrent_prefix import MOST_STATES, as_kv, last_message, movable
+from embedllm.kv_cache.recurrent_prefix import MOST_STATES, Blocks, as_kv, last_message, movable
 from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
 if TYPE_CHECKING:
@@ -284,3 +285,39 @@ def test_nothing_short_is_moved(packages: dict[str, Path]) -> None:
             reply(llm, [*short, *tail(seed)])
             reply(llm, tail(10 + seed, 50))
         assert cached(reply(llm, [*short, *tail(5)])) == 0
+
+
+def test_states_that_are_used_stay_in_memory(packages: dict[str, Path]) -> None:
+    """Beside a longer block of KV without states, which has as much in common with the prompts."""
+    kv: KeyValues = [(np.zeros((1, BLOCK, 2), np.float32), np.zeros((1, BLOCK, 2), np.float32))]
+    states = {"conv.0": np.zeros(5, np.float32)}
+    prompt = SHARED[:40]
+    keys = block_keys(prompt, b"")
+    long = Block(parent=b"", tokens=tuple(SHARED[:BLOCK]), state=kv)
+    short = Block(parent=b"", tokens=tuple(SHARED[:35]), state=[(key[:, :35], value[:, :35]) for key, value in kv],
+                  states=states)  # fmt: skip
+    memory = BlockCache(long.bytes + short.bytes + 100)
+    for block in (short, long):
+        memory.put(block)
+    prefix, _ = Blocks(memory, None, prompt, keys, {"conv.0": (5,)}).longest(0, len(prompt) - 1)
+    assert prefix is not None
+    assert prefix.stop == 35
+    memory.make_room(200)
+    assert memory.ends(b"", prompt) == [short]
+
+
+def test_copies_of_states_are_no_more_than_a_session_keeps(llm: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though each prefix adds one."""
+    monkeypatch.setattr(recurrent_session, "_MOST", 3)
+
+    def check() -> None:
+        one, other = opened(llm), opened(llm)
+        for at in range(0, 120, 20):
+            assert one.kv is not None
+            logits(one, SHARED[at : at + 20])
+            assert other.import_prefix(SHARED[at : at + 20], [one.kv.export_state(at, at + 20)], one.export_states(at + 20))
+        assert len(one.kept()) <= 4  # and that of now
+        assert len(other.kept()) <= 3
+        assert other.kept()[-1] == 120
+
+    llm.runner.call(check)
