@@ -31,14 +31,12 @@ from embedllm.kv_cache.recurrent_prefix import (
     states_behind,
     states_key,
 )
-from embedllm.kv_cache.transfer import export_spans, exported
+from embedllm.kv_cache.transfer import TRANSFER_TOKENS, CachedSpan, export_spans, exported
 from embedllm.package.lora.adapter import Adapter, is_same
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
-# tokens per transfer: some sessions copy all that they hold for it, and the host holds a copy
-TRANSFER_TOKENS = 8 * BLOCK
 MIN_TOKENS = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
 
 
@@ -52,15 +50,6 @@ class PeerSequence(Protocol):
     def reusable_tokens(self) -> list[int]:
         """Its tokens, as far as their KV depends on these tokens only (not after a context shift)."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedSpan:
-    """A span of a prompt whose KV is cached, and how to read it."""
-
-    start: int
-    stop: int
-    read: Callable[[], KeyValues | None]  # None when it is gone meanwhile
 
 
 class Writer(Protocol):
@@ -282,27 +271,6 @@ class PrefixCache:
             return None if state is None else slice_state(state, at - first, stop - first)
 
         return CachedSpan(start=at, stop=stop, read=read)
-
-
-def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
-    """The KV of consecutive spans, in pieces of about TRANSFER_TOKENS; ends at the first span that is gone."""
-    if not sources:
-        return
-    from embedllm.backends.sessions.kv_arrays import can_join, joined  # numpy, which a browser has not
-
-    states: list[KeyValues] = []
-    count = 0
-    for source in sources:
-        state = source.read()
-        if state is None:
-            break
-        if states and (count >= TRANSFER_TOKENS or not can_join(states[-1], state)):
-            yield joined(states)
-            states, count = [], 0
-        states.append(state)
-        count += source.stop - source.start
-    if states:
-        yield joined(states)
 
 
 def _longest(prompt: Sequence[int], peers: Iterable[PeerSequence]) -> tuple[PeerSequence | None, int]:

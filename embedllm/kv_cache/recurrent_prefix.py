@@ -7,14 +7,15 @@ replies, and at intervals. They lie with the block of KV that ends there (block_
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, cast
 
 from embedllm.backends.base import KeepsStates
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, common_prefix, slice_state
-from embedllm.kv_cache.transfer import export_spans, exported
+from embedllm.kv_cache.transfer import TRANSFER_TOKENS, CachedSpan, export_spans, exported
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -25,11 +26,9 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues, RecurrentStates, Session
 
     Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of states, by name
-    _ReadKv: TypeAlias = Callable[[], KeyValues | None]  # None: it is gone meanwhile
 
 MOST_STATES = 4  # positions of one sequence whose states go into memory when it is dropped
 _BUDGET_SHARE = 4  # these states take a quarter of the memory at most, where that is more than one position's
-_TRANSFER_BLOCKS = 8  # exported at once: some sessions copy all that they hold for it
 
 
 class Holder(Protocol):
@@ -47,8 +46,8 @@ class CachedPrefix:
 
     start: int
     stop: int
-    kv: Callable[[], Iterable[KeyValues]]  # in order; of fewer tokens where some are gone meanwhile
-    states: Callable[[], RecurrentStates | None]
+    spans: Sequence[CachedSpan]
+    states: Callable[[], RecurrentStates | None]  # None where they are gone meanwhile
 
 
 def movable(session: Session) -> KeepsStates | None:
@@ -94,7 +93,7 @@ class Blocks:
         best: CachedPrefix | None = None
         chain: list[Block] = []  # that the best one is of
         used: list[Block] = []
-        read: list[_ReadKv] = []
+        spans: list[CachedSpan] = []
         at = start
         while at < limit:
             first = at - at % BLOCK
@@ -102,23 +101,25 @@ class Blocks:
             for block in self._memory.ends(parent, tokens):
                 stop = first + len(block.tokens)
                 if at < stop <= limit and (best is None or stop > best.stop):
-                    last = _of_block(block, at - first, stop - first)
-                    best = _prefix(start, stop, [*read, last], lambda states=block.states: states)
+                    last = _of_block(block, first, at, stop)
+                    best = CachedPrefix(start=start, stop=stop, spans=[*spans, last],
+                                        states=lambda states=block.states: states)  # fmt: skip
                     chain = [*used, block]
-            piece = self._piece(at, limit, used)
-            if piece is None:
+            span = self._span(at, limit, used)
+            if span is None:
                 break
-            at, kv = piece
-            read.append(kv)
+            at = span.stop
+            spans.append(span)
             if at == first + BLOCK and (best is None or best.stop < at) and self._stores_states(at):
-                best = _prefix(start, at, read, lambda at=at: self._stored_states(at))
+                best = CachedPrefix(start=start, stop=at, spans=[*spans],
+                                    states=lambda at=at: self._stored_states(at))  # fmt: skip
                 chain = [*used]
             if at % BLOCK:
                 break
         self._memory.touch(chain)
         return best, at
 
-    def _piece(self, at: int, limit: int, used: list[Block]) -> tuple[int, _ReadKv] | None:
+    def _span(self, at: int, limit: int, used: list[Block]) -> CachedSpan | None:
         """The KV from a token on, to the end of its block or to where less is there."""
         first = at - at % BLOCK
         parent, tokens = self._keys[first // BLOCK], self._prompt[first : first + BLOCK]
@@ -133,11 +134,11 @@ class Blocks:
                     state = folder.read(key, tokens)
                     return None if state is None else slice_state(state, at - first, stop - first)
 
-                return stop, read
+                return CachedSpan(start=at, stop=stop, read=read)
         if match is None or (stop := min(first + match[1], limit)) <= at:
             return None
         used.append(match[0])
-        return stop, _of_block(match[0], at - first, stop - first)
+        return _of_block(match[0], first, at, stop)
 
     def _stores_states(self, stop: int) -> bool:
         return self._folder is not None and self._folder.has(states_key(self._keys[stop // BLOCK]))
@@ -191,15 +192,9 @@ def states_behind(
     return there[0].states if there is not None and there[1] == BLOCK else None
 
 
-def _of_block(block: Block, first: int, stop: int) -> _ReadKv:
-    return lambda: slice_state(block.state, first, stop)
-
-
-def _prefix(
-    start: int, stop: int, pieces: Sequence[_ReadKv], states: Callable[[], RecurrentStates | None]
-) -> CachedPrefix:
-    kept = list(pieces)
-    return CachedPrefix(start=start, stop=stop, states=states, kv=lambda: _read(kept))
+def _of_block(block: Block, first: int, start: int, stop: int) -> CachedSpan:
+    """first: the token that the block begins with."""
+    return CachedSpan(start=start, stop=stop, read=lambda: slice_state(block.state, start - first, stop - first))
 
 
 def in_sequence(holder: Holder, prompt: Sequence[int], start: int, limit: int) -> tuple[CachedPrefix | None, int]:
@@ -208,13 +203,15 @@ def in_sequence(holder: Holder, prompt: Sequence[int], start: int, limit: int) -
     shared = min(common_prefix(holder.reusable_tokens, prompt), limit)
     if session is None or (stop := session.last_kept(shared)) <= start:
         return None, shared
-    step = _TRANSFER_BLOCKS * BLOCK
-
-    def kv() -> Iterable[KeyValues]:
-        assert session.kv is not None  # it is movable
-        return (exported(session.kv, at, min(at + step, stop)) for at in range(start, stop, step))
-
-    return CachedPrefix(start=start, stop=stop, kv=kv, states=lambda: session.export_states(stop)), shared
+    kv = session.kv
+    assert kv is not None  # it is movable
+    places = range(start, stop, TRANSFER_TOKENS)
+    ends = [min(at + TRANSFER_TOKENS, stop) for at in places]
+    spans = [
+        CachedSpan(start=at, stop=end, read=partial(exported, kv, at, end))
+        for at, end in zip(places, ends, strict=True)
+    ]
+    return CachedPrefix(start=start, stop=stop, spans=spans, states=lambda: session.export_states(stop)), shared
 
 
 def insert_prefix(memory: BlockCache, holder: Holder, start: int, keys: Sequence[bytes], token_bytes: int) -> None:
@@ -253,7 +250,7 @@ def insert_prefix(memory: BlockCache, holder: Holder, start: int, keys: Sequence
             continue
         memory.make_room(cost)  # before the copy, which gets their memory then
         group.append((first, stop))
-        if len(group) == _TRANSFER_BLOCKS:
+        if len(group) == TRANSFER_TOKENS // BLOCK:
             put()
     put()
     memory.touch(chain)
@@ -263,13 +260,6 @@ def _with_states(memory: BlockCache, parent: bytes, tokens: Sequence[int]) -> tu
     """As BlockCache.find, of those that the tokens begin with and that have states."""
     longest = max(memory.ends(parent, tokens), key=lambda block: len(block.tokens), default=None)
     return None if longest is None else (longest, len(longest.tokens))
-
-
-def _read(pieces: Sequence[_ReadKv]) -> Iterator[KeyValues]:
-    for piece in pieces:
-        if (state := piece()) is None:
-            return
-        yield state
 
 
 def _spans(start: int, positions: Sequence[int]) -> list[tuple[int, int]]:

@@ -25,8 +25,7 @@ from embedllm.backends.base import (
 from embedllm.backends.images import images_of
 from embedllm.cancel import Cancel
 from embedllm.kv_cache.block_cache import common_prefix
-from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS, CachedSpan, read_spans
-from embedllm.kv_cache.transfer import exported
+from embedllm.kv_cache.transfer import TRANSFER_TOKENS, CachedSpan, exported, read_spans
 from embedllm.package.lora.adapter import is_same
 from embedllm.types import Logits
 
@@ -292,7 +291,7 @@ class CachedSequence:
         if self.is_ended:
             raise Interrupted
         tokens, states = prompt[prefix.start : prefix.stop], prefix.states()
-        if states is not None and self.session.import_prefix(tokens, prefix.kv(), states):
+        if states is not None and self.session.import_prefix(tokens, read_spans(prefix.spans), states):
             self.tokens += tokens
 
     def set_landmarks(self, positions: Sequence[int]) -> None:

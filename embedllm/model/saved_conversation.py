@@ -16,9 +16,8 @@ from embedllm.errors import ContextFull, PackageError
 from embedllm.generation.options import WhenFull
 from embedllm.kv_cache.fingerprint import kv_fingerprint
 from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
-from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS
 from embedllm.kv_cache.sequence_handle import SequenceHandle
-from embedllm.kv_cache.transfer import exported
+from embedllm.kv_cache.transfer import TRANSFER_TOKENS, exported
 from embedllm.text.chat_template import Message, Tool, tool_schemas
 
 if TYPE_CHECKING:

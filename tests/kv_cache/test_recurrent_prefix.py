@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from embedllm import Completion, Model, load
 from embedllm.backends.base import KeepsStates
+from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.sessions import recurrent_session
 from embedllm.errors import ContextFull
 from embedllm.export import Recipe, convert
@@ -315,9 +316,30 @@ def test_copies_of_states_are_no_more_than_a_session_keeps(llm: Model, monkeypat
         for at in range(0, 120, 20):
             assert one.kv is not None
             logits(one, SHARED[at : at + 20])
-            assert other.import_prefix(SHARED[at : at + 20], [one.kv.export_state(at, at + 20)], one.export_states(at + 20))
+            assert other.import_prefix(
+                SHARED[at : at + 20], [one.kv.export_state(at, at + 20)], one.export_states(at + 20)
+            )
         assert len(one.kept()) <= 4  # and that of now
         assert len(other.kept()) <= 3
         assert other.kept()[-1] == 120
 
     llm.runner.call(check)
+
+
+def test_blocks_in_memory_are_put_together_before_a_session_takes_them(
+    packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some copy all that they hold for each."""
+    counts: list[int] = []
+    import_state = OrtSession.import_state
+
+    def counted(session: OrtSession, state: KeyValues) -> None:
+        counts.append(state[0][0].shape[1])
+        import_state(session, state)
+
+    monkeypatch.setattr(OrtSession, "import_state", counted)
+    with load(packages["lfm2"], device="cpu") as llm:
+        reply(llm, SHARED)
+        reply(llm, tail(1, 100))  # takes the sequence
+        reply(llm, [*SHARED, *tail(2)])
+    assert counts == [len(SHARED)]
