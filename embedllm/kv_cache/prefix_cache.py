@@ -193,7 +193,7 @@ class PrefixCache:
         from embedllm.backends.sessions.kv_arrays import on_host  # numpy
 
         keys = block_keys(prompt, self._root_of(adapter))
-        stored, of_states = keys[1:], list[bytes]()
+        stored, of_states, has_grown = keys[1:], list[bytes](), False
         if (session := movable(holder.session)) is not None:
             ends = ends_to_store(self._memory, _held(holder, prompt, adapter), prompt, keys)
             for stop in ends:
@@ -205,6 +205,7 @@ class PrefixCache:
                 if states is not None:
                     kv, last = as_kv(states, session.state_shapes), prompt[stop - 1 : stop]
                     writer.add(partial(folder.write, of_states[-1], last, kv, self._about))
+                    has_grown = True
                 yield
             stored = keys[1 : 1 + max(ends, default=0) // BLOCK]  # behind them it is of no use
         missing = [at for at, key in enumerate(stored) if not folder.has(key)]
@@ -218,7 +219,7 @@ class PrefixCache:
                     writer.add(partial(folder.write, keys[at + 1], tokens, on_host(block), self._about))
             yield
         writer.add(partial(folder.used, [*stored, *of_states]))
-        if missing:
+        if missing or has_grown:
             writer.add(folder.trim)
 
     def _root_of(self, adapter: Adapter | None) -> bytes:

@@ -149,6 +149,20 @@ def test_states_that_are_damaged_on_the_disk_or_gone_are_computed_again(
     assert tuple(found.tokens) == fresh(alone["qwen3_5"], prompt)
 
 
+def test_the_budget_of_the_disk_holds_where_only_states_are_written(packages: dict[str, Path], tmp_path: Path) -> None:
+    """Behind blocks of KV that are there already."""
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in tmp_path.glob("*"))
+
+    with load(packages["qwen3_5"], device="cpu", cache_dir=tmp_path) as llm:
+        reply(llm, SHARED)
+    budget = size()
+    with load(packages["qwen3_5"], device="cpu", cache_dir=tmp_path, cache_dir_bytes=budget) as llm:
+        reply(llm, SHARED[:150])
+    assert size() <= budget
+
+
 RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 90)), min_size=1, max_size=4).map(
     lambda runs: [5 + token for token, count in runs for _ in range(count)]
 )
