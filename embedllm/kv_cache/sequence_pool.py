@@ -320,9 +320,8 @@ class SequencePool:
     def _truncate(self, sequence: CachedSequence, position: int) -> None:
         """Rewinds; KV that no other sequence has goes into the prefix cache, where it can be copied."""
         if self.prefix_cache is not None:
-            others = [
-                one for one in self._all if one is not sequence and movable(one.session) is None
-            ]  # or the states go
+            is_recurrent = isinstance(sequence.session, KeepsStates)  # others may have its KV, and not its states
+            others = [] if is_recurrent else [one for one in self._all if one is not sequence]
             shared = (one.shares(sequence.tokens, sequence.adapter) for one in others)
             try:
                 self.prefix_cache.insert(sequence, max(position, max(shared, default=0)))
