@@ -137,8 +137,9 @@ class SequencePool:
         least = MIN_TOKENS if reader.prompt_batches is None else max(MIN_TOKENS, self.engine.chunk // 4)
         if shared - cached_count < least:
             return 0
-        if is_recurrent and shared not in reader.landmarks:
-            reader.set_landmarks([*reader.landmarks, shared])
+        if is_recurrent and not any(0 <= shared - at < MIN_TOKENS for at in reader.landmarks):
+            is_near = any(0 < at - shared < MIN_TOKENS for at in reader.landmarks)  # a small piece costs a whole step
+            reader.set_landmarks([*reader.landmarks, shared - shared % MIN_TOKENS if is_near else shared])
         return shared
 
     def begin(self, sequence: CachedSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> int:

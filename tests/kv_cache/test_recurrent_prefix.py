@@ -25,6 +25,7 @@ from tests.support.tiny_recurrent import tiny_falcon_h1, tiny_lfm2, tiny_qwen3_5
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
+    from embedllm.types import Logits
 
 SHARED = np.random.default_rng(5).integers(3, 300, 200).tolist()
 MAKERS = {"lfm2": tiny_lfm2, "qwen3_5": tiny_qwen3_5, "falcon_h1": tiny_falcon_h1}
@@ -91,6 +92,28 @@ def test_of_prompts_at_once_the_first_computes_what_they_share(
         replies = llm.generate_batch(prompts, temperature=0, max_tokens=6, stop_tokens=())
     assert [cached(each) for each in replies] == [0, *[len(SHARED)] * 3]
     assert [tuple(each.tokens) for each in replies] == [fresh(alone["qwen3_5"], prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_prompt_is_not_read_in_small_pieces_for_many_that_part_from_it(
+    step: int, packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece reads all weights."""
+    feeds: list[int] = []
+    feed = OrtSession.feed
+
+    def counted(session: OrtSession, tokens: Sequence[int]) -> Logits:
+        feeds.append(len(tokens))
+        return feed(session, tokens)
+
+    monkeypatch.setattr(OrtSession, "feed", counted)
+    text = [*SHARED, *tail(0, 128)]
+    others = [text[:parting] for parting in range(len(SHARED), len(text), 4)][::step]
+    with load(packages["lfm2"], device="cpu") as llm:
+        prompts = [text, *([*other, 301, 302] for other in others)]
+        replies = llm.generate_batch(prompts, temperature=0, max_tokens=1, stop_tokens=())
+    assert len(feeds) <= len(prompts) + 2 * 128 // MIN_TOKENS
+    assert all(len(other) - cached(each) < MIN_TOKENS for each, other in zip(replies[1:], others, strict=True))
 
 
 def test_another_question_behind_the_same_system_prompt_begins_where_its_message_does(
