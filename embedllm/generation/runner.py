@@ -437,7 +437,7 @@ class Runner:
         step = len(request.prompt) if self._loop is not None else self.engine.chunk  # the scheduler parts them itself
         if request.shift is not None:
             step = min(step, self.engine.chunk, request.shift.step)
-        return [request.prompt[at : at + step] for at in range(cached_tokens, len(request.prompt), step)], generation
+        return sequence.pieces(request.prompt, cached_tokens, step), generation
 
     def _limit(self, request: Request) -> tuple[int, str]:
         """How many tokens the reply may have, and what reaching that is called."""

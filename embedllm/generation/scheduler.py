@@ -337,7 +337,8 @@ def _pieces(steps: Sequence[Ask], prompts: Sequence[Ask], beside: int) -> list[_
         engine = id(ask.sequence.engine)
         budget = budgets.setdefault(engine, _prompt_budget(ask.sequence, stepping[engine] + beside))
         if budget > 0:
-            count = ask.sequence.piece(ask.feed.tokens, ask.fed, min(ask.left, budget, ask.sequence.max_feed))
+            most = min(ask.left, budget, ask.sequence.max_feed)
+            count = ask.sequence.piece(ask.feed.tokens, ask.fed, most, position=len(ask.sequence.tokens))
             pieces.append((ask, count))
             budgets[engine] -= count
     return pieces

@@ -138,13 +138,22 @@ class CachedSequence:
         """How many tokens one feed may have: between two context shifts, as many as one makes room for."""
         return self.engine.context if self.shift is None else self.shift.step
 
-    def piece(self, tokens: Sequence[int], start: int, count: int) -> int:
+    def pieces(self, prompt: Sequence[int], start: int, most: int) -> list[Sequence[int]]:
+        """A prompt from a place on, in pieces of `most` tokens, or of what piece() says."""
+        pieces: list[Sequence[int]] = []
+        while start < len(prompt):
+            end = start + self.piece(prompt, start, min(most, len(prompt) - start), position=start)
+            pieces.append(prompt[start:end])
+            start = end
+        return pieces
+
+    def piece(self, tokens: Sequence[int], start: int, count: int, *, position: int) -> int:
         """How many of a prompt's tokens are fed from a place on, where `count` are asked for.
 
         More, where an image would be cut whose tokens attend to one another. Fewer, where states are to be kept.
+        position: of the first of them in the sequence.
         """
-        held = len(self.tokens)
-        count = min([count, *(at - held for at in self.landmarks if at > held)])
+        count = min([count, *(at - position for at in self.landmarks if at > position)])
         images = images_of(self.engine)
         return count if images is None else images.end_of_piece(tokens, start + count) - start
 
@@ -186,7 +195,7 @@ class CachedSequence:
         back = self._held(position)
         self.session.rewind(back)
         while back < position:
-            end = min(back + self.piece(self.tokens, back, _RECOMPUTE_TOKENS), position)
+            end = min(back + self.piece(self.tokens, back, _RECOMPUTE_TOKENS, position=back), position)
             self.session.feed(self.tokens[back:end])
             back = end
         del self.tokens[position:]

@@ -69,12 +69,13 @@ def cached(found: Completion) -> int:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("threaded", [True, False])
 def test_a_prefix_that_prompts_have_in_common_is_computed_twice_at_most(
-    name: str, device: str, packages: dict[str, Path], alone: dict[str, Model]
+    threaded: bool, name: str, device: str, packages: dict[str, Path], alone: dict[str, Model]
 ) -> None:
     """The second prompt shows where they part; the others begin there, whatever was computed in between."""
     prompts = [[*SHARED, *tail(seed)] for seed in range(4)]
-    with load(packages[name], device=device) as llm:
+    with load(packages[name], device=device, threaded=threaded) as llm:
         replies = [reply(llm, prompts[0]), reply(llm, prompts[1])]
         replies.append(reply(llm, prompts[2]))  # the same sequence
         reply(llm, tail(9, 100))  # takes it
