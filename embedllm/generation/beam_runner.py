@@ -142,14 +142,15 @@ class BeamRunner:
 
     def _prefill(self, sequence: CachedSequence) -> Generator[Feed, Any, Sequence[Logits]]:
         self._cached_tokens = self._sequences.begin(sequence, self._prompt, self._adapter)
-        return (yield from self._feed(sequence, self._prompt[self._cached_tokens :]))
+        return (yield from self._feed(sequence, self._prompt, self._cached_tokens))
 
-    def _feed(self, sequence: CachedSequence, tokens: Sequence[int]) -> Generator[Feed, Any, Sequence[Logits]]:
-        """In pieces, which are all that a session without a scheduler takes at once."""
+    def _feed(
+        self, sequence: CachedSequence, tokens: Sequence[int], start: int
+    ) -> Generator[Feed, Any, Sequence[Logits]]:
+        """Those from a place on, in pieces, which are all that a session without a scheduler takes at once."""
         rows: Sequence[Logits] = ()
-        step = self._sequences.engine.chunk
-        for at in range(0, len(tokens), step):
-            rows = yield Feed(sequence, tokens[at : at + step], is_prompt=True)
+        for piece in sequence.pieces(tokens, start, self._sequences.engine.chunk):
+            rows = yield Feed(sequence, piece, is_prompt=True)
         return rows
 
     def _place(self, used: Sequence[CachedSequence], cancel: Cancel) -> Generator[BeamStep, Any, list[CachedSequence]]:
@@ -179,7 +180,7 @@ class BeamRunner:
         if missing and isinstance(parent.session, MovesState) and isinstance(copy.session, MovesState):
             copy.append(tokens, exported(parent.session, prefix_length, len(tokens) - 1))
         elif missing:
-            yield from self._feed(copy, missing)
+            yield from self._feed(copy, tokens[:-1], prefix_length)
         return copy
 
     def _take(self, cancel: Cancel, *, is_new: bool) -> CachedSequence:

@@ -84,6 +84,13 @@ def test_a_prefix_that_prompts_have_in_common_is_computed_twice_at_most(
     assert [tuple(each.tokens) for each in replies] == [fresh(alone[name], prompt) for prompt in prompts]
 
 
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_beam_search_goes_on_from_a_prefix(threaded: bool, packages: dict[str, Path]) -> None:
+    with load(packages["lfm2"], device="cpu", threaded=threaded) as llm:
+        replies = [llm.beam_search([*SHARED, *tail(seed)], beams=2, max_tokens=2)[0] for seed in range(3)]
+    assert [cached(each) for each in replies] == [0, 0, len(SHARED)]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_of_prompts_at_once_the_first_computes_what_they_share(
     device: str, packages: dict[str, Path], alone: dict[str, Model]
