@@ -169,7 +169,9 @@ class _Export:
     def disk_bytes(self) -> int:
         """Bytes that have to be free: at most what the folder has at its peak (tests/export/test_disk_space.py)."""
         request, plan = self.request, self.plan
-        texts = sum(path.stat().st_size for path in self.texts.values()) + len(self.tokenizer.changed or "")
+        # a file that cannot be read is refused as it is copied
+        texts = sum(path.stat().st_size for path in self.texts.values() if path.exists())
+        texts += len(self.tokenizer.changed or "")
         tokenizers = texts * 2 if request.openvino_tokenizer else 0  # one each way, each smaller than the texts
         images = sum(one is not None for one in (self.genai_images, self.openvino_images))
         described = graph_bytes(plan.packing) * (1 + images)

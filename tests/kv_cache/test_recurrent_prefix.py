@@ -265,7 +265,7 @@ def test_states_go_through_the_form_of_a_file_as_they_are(tmp_path: Path) -> Non
 
 @pytest.fixture(params=DEVICES)
 def llm(request: pytest.FixtureRequest, packages: dict[str, Path]) -> Iterator[Model]:
-    with load(packages["falcon_h1"], device=request.param, exact=True) as model:  # else OpenVINO may take bf16
+    with load(packages["falcon_h1"], device=request.param, exact=True) as model:  # else OpenVINO rounds
         yield model
 
 
