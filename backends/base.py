@@ -259,8 +259,8 @@ class KeepsStates(Protocol):
         """Keep the states of these positions longer than those of others, once they are reached."""
         ...
 
-    def is_preferred(self, position: int) -> bool:
-        """Whether it was named by prefer()."""
+    def worth_keeping(self, positions: Iterable[int], start: int, most: int) -> list[int]:
+        """At most `most` of positions behind `start`, in order: the preferred, the last one, and others far apart."""
         ...
 
     def export_states(self, position: int) -> RecurrentStates:

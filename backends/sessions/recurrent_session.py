@@ -150,8 +150,13 @@ class StatefulSession(Generic[S]):
     def prefer(self, positions: Iterable[int]) -> None:
         self._preferred |= set(positions)
 
-    def is_preferred(self, position: int) -> bool:
-        return position in self._preferred
+    def worth_keeping(self, positions: Iterable[int], start: int, most: int) -> list[int]:
+        left = [at for at in positions if at > start]
+        while len(left) > most:
+            places = [start, *left]
+            gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
+            left.remove(min(gaps, key=lambda place: (place in self._preferred, gaps[place])))
+        return left
 
     def export_states(self, position: int) -> RecurrentStates:
         plain = self._plain
@@ -239,10 +244,7 @@ class StatefulSession(Generic[S]):
     def _keep_states(self) -> None:
         """Copies those of now; another copy goes where there are too many."""
         self._copies[self._plain.position] = self._plain.states()
-        if len(self._copies) > self._most:
-            places = [0, *self._copies]  # the newest stays, and of the others those that lie far apart
-            gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
-            del self._copies[min(gaps, key=lambda place: (self.is_preferred(place), gaps[place]))]
+        self._copies = {at: self._copies[at] for at in self.worth_keeping(self._copies, 0, self._most)}
 
     def _go_back(self) -> None:
         """To the last copy, or to the beginning. Where the device fails, it is done before the next feed."""

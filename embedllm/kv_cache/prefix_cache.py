@@ -23,6 +23,7 @@ from embedllm.kv_cache.fingerprint import kv_fingerprint, root_key
 from embedllm.kv_cache.recurrent_prefix import (
     Blocks,
     CachedPrefix,
+    Holder,
     as_kv,
     ends_to_store,
     in_sequence,
@@ -31,7 +32,15 @@ from embedllm.kv_cache.recurrent_prefix import (
     states_behind,
     states_key,
 )
-from embedllm.kv_cache.transfer import TRANSFER_TOKENS, CachedSpan, export_spans, exported
+from embedllm.kv_cache.transfer import (
+    TRANSFER_TOKENS,
+    CachedSpan,
+    export_spans,
+    exported,
+    kv_mover,
+    span_in_memory,
+    span_on_disk,
+)
 from embedllm.package.lora.adapter import Adapter, is_same
 
 if TYPE_CHECKING:
@@ -40,16 +49,10 @@ if TYPE_CHECKING:
 MIN_TOKENS = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
 
 
-class PeerSequence(Protocol):
-    """A live sequence of the same engine, which may be running."""
+class PeerSequence(Holder, Protocol):
+    """One of the same engine."""
 
-    session: Session
     adapter: Adapter | None  # that its tokens were computed with
-
-    @property
-    def reusable_tokens(self) -> list[int]:
-        """Its tokens, as far as their KV depends on these tokens only (not after a context shift)."""
-        ...
 
 
 class Writer(Protocol):
@@ -86,8 +89,8 @@ class PrefixCache:
 
     def bind_session(self, session: Session) -> None:
         """Takes the KV fingerprint of the first session, which the blocks on disk must have."""
-        mover = session.kv if isinstance(session, KeepsStates) else session
-        if self.folder is not None and not self._root and isinstance(mover, MovesState):
+        mover = kv_mover(session)
+        if self.folder is not None and not self._root and mover is not None:
             kind = kv_fingerprint(self._model, mover)
             self._about, self._root = {"kind": json.dumps(kind)}, root_key(kind)
 
@@ -123,10 +126,10 @@ class PrefixCache:
         used: list[Block] = []
         at = start
         while at < limit:
-            source = self._in_memory(prompt, at, keys, used)
+            source = span_in_memory(self._memory, prompt, at, limit, keys, used)
             if source is None and peer is not None and shared > at:
                 source = _in_sequence(peer, prompt, at, shared, adapter)
-            source = source or self._on_disk(prompt, at, keys)
+            source = source or span_on_disk(self.folder, prompt, at, limit, keys)
             if source is None:
                 break
             sources.append(source)
@@ -247,32 +250,6 @@ class PrefixCache:
         match = self._memory.find(parent, tokens)
         return match[0].state if match is not None and match[1] == BLOCK else None
 
-    def _in_memory(self, prompt: Sequence[int], at: int, keys: Sequence[bytes], used: list[Block]) -> CachedSpan | None:
-        first = at - at % BLOCK
-        match = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
-        if match is None:
-            return None
-        block, count = match
-        stop = min(first + count, len(prompt) - 1)
-        if stop <= at:
-            return None
-        used.append(block)
-        return CachedSpan(start=at, stop=stop, read=lambda: slice_state(block.state, at - first, stop - first))
-
-    def _on_disk(self, prompt: Sequence[int], at: int, keys: Sequence[bytes]) -> CachedSpan | None:
-        index = at // BLOCK
-        folder = self.folder
-        if folder is None or index + 1 >= len(keys) or not folder.has(keys[index + 1]):
-            return None
-        first = index * BLOCK
-        stop = min(first + BLOCK, len(prompt) - 1)
-
-        def read() -> KeyValues | None:
-            state = folder.read(keys[index + 1], prompt[first : first + BLOCK])
-            return None if state is None else slice_state(state, at - first, stop - first)
-
-        return CachedSpan(start=at, stop=stop, read=read)
-
 
 def _longest(prompt: Sequence[int], peers: Iterable[PeerSequence]) -> tuple[PeerSequence | None, int]:
     """The sequence with the longest common prefix, and its length in tokens."""
@@ -301,9 +278,8 @@ def _exported(
     holder: PeerSequence, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
 ) -> KeyValues | None:
     """A copy of a sequence's KV of a prompt; None when it was dropped meanwhile."""
-    session = holder.session
-    mover = session.kv if isinstance(session, KeepsStates) else session
-    if not isinstance(mover, MovesState) or not is_same(holder.adapter, adapter):
+    mover = kv_mover(holder.session)
+    if mover is None or not is_same(holder.adapter, adapter):
         return None
     if list(prompt[:stop]) != holder.reusable_tokens[:stop]:
         return None

@@ -14,8 +14,16 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, cast
 
 from embedllm.backends.base import KeepsStates
-from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, common_prefix, slice_state
-from embedllm.kv_cache.transfer import TRANSFER_TOKENS, CachedSpan, export_spans, exported
+from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, common_prefix
+from embedllm.kv_cache.transfer import (
+    TRANSFER_TOKENS,
+    CachedSpan,
+    export_spans,
+    exported,
+    span_in_memory,
+    span_of_block,
+    span_on_disk,
+)
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -37,7 +45,9 @@ class Holder(Protocol):
     session: Session
 
     @property
-    def reusable_tokens(self) -> list[int]: ...
+    def reusable_tokens(self) -> list[int]:
+        """Its tokens, as far as their KV depends on these tokens only (not after a context shift)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +111,7 @@ class Blocks:
             for block in self._memory.ends(parent, tokens):
                 stop = first + len(block.tokens)
                 if at < stop <= limit and (best is None or stop > best.stop):
-                    last = _of_block(block, first, at, stop)
+                    last = span_of_block(block, first, at, stop)
                     best = CachedPrefix(start=start, stop=stop, spans=[*spans, last],
                                         states=lambda states=block.states: states)  # fmt: skip
                     chain = [*used, block]
@@ -121,24 +131,14 @@ class Blocks:
 
     def _span(self, at: int, limit: int, used: list[Block]) -> CachedSpan | None:
         """The KV from a token on, to the end of its block or to where less is there."""
-        first = at - at % BLOCK
-        parent, tokens = self._keys[first // BLOCK], self._prompt[first : first + BLOCK]
-        match = self._memory.find(parent, tokens)
-        folder, index = self._folder, first // BLOCK
-        if folder is not None and (match is None or match[1] < BLOCK) and index + 1 < len(self._keys):
-            key = self._keys[index + 1]
-            if folder.has(key):
-                stop = min(first + BLOCK, limit)
-
-                def read() -> KeyValues | None:
-                    state = folder.read(key, tokens)
-                    return None if state is None else slice_state(state, at - first, stop - first)
-
-                return CachedSpan(start=at, stop=stop, read=read)
-        if match is None or (stop := min(first + match[1], limit)) <= at:
-            return None
-        used.append(match[0])
-        return _of_block(match[0], first, at, stop)
+        held = list[Block]()
+        span = span_in_memory(self._memory, self._prompt, at, limit, self._keys, held)
+        if span is None or span.stop < min(at - at % BLOCK + BLOCK, limit):  # a whole block on disk has more
+            stored = span_on_disk(self._folder, self._prompt, at, limit, self._keys)
+            if stored is not None:
+                return stored
+        used += held
+        return span
 
     def _stores_states(self, stop: int) -> bool:
         return self._folder is not None and self._folder.has(states_key(self._keys[stop // BLOCK]))
@@ -178,7 +178,7 @@ def ends_to_store(
     """
     if session is not None:
         kept = [at for at in session.kept() if at <= len(prompt) and not at % BLOCK]
-        return _worth_keeping(session, kept, 0, MOST_STATES)
+        return session.worth_keeping(kept, 0, MOST_STATES)
     return [stop for stop in range(BLOCK, len(prompt) + 1, BLOCK) if states_behind(memory, None, prompt, keys, stop)]
 
 
@@ -190,11 +190,6 @@ def states_behind(
         return session.export_states(stop)
     there = _with_states(memory, keys[stop // BLOCK - 1], prompt[stop - BLOCK : stop])
     return there[0].states if there is not None and there[1] == BLOCK else None
-
-
-def _of_block(block: Block, first: int, start: int, stop: int) -> CachedSpan:
-    """first: the token that the block begins with."""
-    return CachedSpan(start=start, stop=stop, read=lambda: slice_state(block.state, start - first, stop - first))
 
 
 def in_sequence(holder: Holder, prompt: Sequence[int], start: int, limit: int) -> tuple[CachedPrefix | None, int]:
@@ -224,7 +219,7 @@ def insert_prefix(memory: BlockCache, holder: Holder, start: int, keys: Sequence
         return
     left = memory.budget_bytes
     most = max(1, min(MOST_STATES, left // (_BUDGET_SHARE * _bytes(session))))
-    positions = _worth_keeping(session, [at for at in session.kept() if at <= len(tokens)], start, most)
+    positions = session.worth_keeping([at for at in session.kept() if at <= len(tokens)], start, most)
     group: list[tuple[int, int]] = []
     chain: list[Block] = []
 
@@ -271,16 +266,6 @@ def _spans(start: int, positions: Sequence[int]) -> list[tuple[int, int]]:
         if first + BLOCK <= end:
             spans.append((first, first + BLOCK))
     return spans
-
-
-def _worth_keeping(session: KeepsStates, positions: Sequence[int], start: int, most: int) -> list[int]:
-    """At most `most` of the positions behind `start`: where prompts part, the last one, and others far apart."""
-    left = [at for at in positions if at > start]
-    while len(left) > most:
-        places = [start, *left]
-        gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
-        left.remove(min(gaps, key=lambda place: (session.is_preferred(place), gaps[place])))
-    return left
 
 
 def _bytes(session: KeepsStates) -> int:
