@@ -60,7 +60,10 @@ MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
 
 @pytest.fixture(scope="module")
 def open_engine(device: Device) -> Iterator[Opens]:
-    """A function that loads a package in a variant, once for equal ones."""
+    """A function that loads a package in a variant, once for each name of a folder.
+
+    pytest may give the path of a passed test's folder to the next one, so names of models differ.
+    """
     from embedllm.backends.gpu import webgpu
 
     opened: dict[tuple[Path, str], WebGpuEngine] = {}
@@ -178,8 +181,8 @@ def test_attention_over_many_tokens_at_once_is_still_wrong_on_vulkan(
 def test_states_of_recurrent_models_stay_on_the_gpu(
     tiny: Callable[[Path], Path], variant: str, open_engine: Opens, tmp_path: Path
 ) -> None:
-    convert(tiny(tmp_path), tmp_path / "package", Recipe())
-    package = open_package(tmp_path / "package")
+    convert(tiny(tmp_path), tmp_path / tiny.__name__, Recipe())
+    package = open_package(tmp_path / tiny.__name__)
     found = differences(open_engine(package, variant), package)
     # in float16 single rows of the delta rule are off by more: a norm divides what is nearly zero
     assert np.quantile(found, 0.9) < {FLOAT32: 1e-5, FLOAT16: 0.01}[variant]
@@ -392,7 +395,7 @@ def test_fields_that_read_positions_follow_the_reference(
     case: str, captured: bool, open_engine: Opens, tmp_path: Path
 ) -> None:
     """A field of a description in a tiny model: what attention itself does not do is done beside it."""
-    folder = described_package(tmp_path / "package", DECODERS[case](plain()), Recipe(method="nearest"), variant=FLOAT32)
+    folder = described_package(tmp_path / case, DECODERS[case](plain()), Recipe(method="nearest"), variant=FLOAT32)
     engine, tokens = open_engine(package := open_package(folder)), random_tokens(3, 40, VOCABULARY)
     assert engine.captures is captured
     expected, session = ReferenceEngine(package).open().feed_all(tokens), engine.open()
