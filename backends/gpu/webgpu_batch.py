@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from embedllm.types import Logits
 
 _log = logging.getLogger("embedllm")
-WIDTHS = (2, 4, 8, 16)  # rows of batches, KEPT at most
+WIDTHS = (2, 3, 8, 16)  # rows of batches, KEPT at most
+FEW = 3  # rows of which products take the kernel for steps; of more that for prompts (docs/webgpu.md#batches)
+_COUNTS = sorted({*WIDTHS, 2 * FEW})  # of sequences, up to which the clock decides once
 _GROWTH = 2  # room of a new batch, for each token of the longest sequence
 _TOLERANCE = 0.5  # standard deviations of logits, as in webgpu.py
 
@@ -192,7 +194,7 @@ class Batches:
         self._checked: set[int] = set()  # widths of which a step was that of single ones
         # by width; None: all step together, whether or not that is the faster way
         self.paces: dict[int, Pace] | None = {
-            width: Pace(f"steps of up to {width} sequences", ("together", "in turns")) for width in WIDTHS
+            most: Pace(f"steps of up to {most} sequences", ("together", "in turns")) for most in _COUNTS
         }
 
     def joins(self, session: Session, token: int) -> bool:
@@ -222,15 +224,26 @@ class Batches:
             self._drop(self._batches[-1])
 
     def _step(self, sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:
-        pace = None if self.paces is None else self.paces[_width(len(sessions))]
-        batch = None if pace is not None and pace.is_second else self._batch_for(sessions)
-        if pace is not None and (pace.is_second or batch is not None):  # where there is no room, nothing is compared
+        pace = None if self.paces is None else self.paces[_next(_COUNTS, len(sessions))]
+        in_turns = pace is not None and pace.is_second
+        by_session = dict(zip(sessions, tokens, strict=True))
+        logits: dict[CapturedSession, Logits] = {}
+        had_room = True
+        for part in [sessions] if in_turns else _parts(sessions):
+            fed = [by_session[session] for session in part]
+            steps_alone = in_turns or len(part) == 1 or self.max_batch == 1  # given up since
+            batch = None if steps_alone else self._batch_for(part)
+            had_room &= batch is not None or len(part) == 1
+            if batch is None:
+                found = _alone(part, fed)
+            elif batch.width in self._checked:
+                found = batch.step(part, fed)
+            else:
+                found = self._checked_step(batch, part, fed)
+            logits |= zip(part, found, strict=True)
+        if pace is not None and (in_turns or had_room):  # where there is no room, nothing is compared
             pace.note(hash(tuple(map(id, sessions))), sessions[0].position)
-        if batch is None:
-            return _alone(sessions, tokens)
-        if batch.width in self._checked:
-            return batch.step(sessions, tokens)
-        return self._checked_step(batch, sessions, tokens)
+        return [logits[session] for session in sessions]
 
     def _checked_step(self, batch: Batch, sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:
         """The first step of a width, and the same ones alone, whose logits it gives."""
@@ -248,12 +261,13 @@ class Batches:
 
     def _batch_for(self, sessions: Sequence[CapturedSession]) -> Batch | None:
         """The batch that most of these are in; None: they take turns."""
-        width = _width(len(sessions))
+        width = _next(WIDTHS, len(sessions))
         tokens = max(session.position for session in sessions) + 1
         held = Counter(cast("Batch", session.slot.batch) for session in sessions if session.slot is not None)
         if held:
             batch = held.most_common(1)[0][0]
-            if width <= batch.width < 4 * width and batch.capacity >= tokens:
+            is_as_fast = (batch.width > FEW) == (width > FEW)
+            if is_as_fast and batch.width >= len(sessions) and batch.capacity >= tokens:
                 return batch
             self._drop(batch)
         for batch in [one for one in self._batches if not one.is_used]:
@@ -296,8 +310,22 @@ class Batches:
         return self._rows
 
 
-def _width(count: int) -> int:
-    return next(width for width in WIDTHS if width >= count)
+def _next(numbers: Sequence[int], count: int) -> int:
+    return next(number for number in numbers if number >= count)
+
+
+def _parts(sessions: Sequence[CapturedSession]) -> list[Sequence[CapturedSession]]:
+    """Those that step as one batch: all, or halves that are narrow ones. Who is in a narrow batch stays in it."""
+    count = len(sessions)
+    if count <= FEW or count > 2 * FEW:
+        return [sessions]
+    batches = [cast("Batch", session.slot.batch) if session.slot is not None else None for session in sessions]
+    narrow = Counter(batch for batch in batches if batch is not None and batch.width <= FEW)
+    largest = narrow.most_common(1)[0][0] if narrow else None
+    inside = [session for session, batch in zip(sessions, batches, strict=True) if narrow and batch is largest]
+    first = max(len(inside), -(-count // 2))
+    order = [*inside, *(session for session in sessions if session not in inside)]
+    return [order[:first], order[first:]]
 
 
 def _alone(sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:

@@ -108,36 +108,41 @@ def compare_batches(engine: WebGpuEngine, options: argparse.Namespace) -> None:
     if engine.batches is None:
         sys.exit("its sequences do not step together: a mixture, or no captured steps")
     engine.batches.paces = None  # not by the clock
-    rates: dict[tuple[int, str, str], list[float]] = defaultdict(list)
-    for at in range(-1, options.rounds):  # the first round warms up, and has batches made
-        for count in options.sequences:
-            sessions = [engine.open(SHORT + 4 * options.tokens) for _ in range(count)]
-            numbers = np.random.default_rng(at + 9)
-            latest = [session.feed(numbers.integers(3, 300, SHORT - place).tolist())
-                      for place, session in enumerate(sessions)]  # fmt: skip
-            tokens = [int(logits.top(1).tokens[0]) for logits in latest]
-            for what, needs_row in (("best tokens", False), ("rows", True)):
-                for way, step in (("together", engine.run_batch), ("in turns", in_turns)):
-                    start = 0.0
-                    for turn in range(options.tokens):
-                        if turn == options.tokens // 4:  # behind that a change of the way has been paid for
-                            start = time.perf_counter()
-                        rows = [BatchRow(one, [token]) for one, token in zip(sessions, tokens, strict=True)]
-                        found = step(rows)
-                        if needs_row:
-                            for logits in found:
-                                logits.values([logits.size - 1])
-                        tokens = [int(logits.top(1).tokens[0]) for logits in found]
-                    seconds = time.perf_counter() - start
-                    if at >= 0:
-                        steps = options.tokens - options.tokens // 4
-                        rates[count, what, way].append(count * steps / seconds)
-            for session in sessions:
-                session.close()
-    for (count, what, way), found in rates.items():
-        ratio = np.median(found) / np.median(rates[count, what, "in turns"])
-        print(f"{count:>3} sequences, {what:>11}, {way}: {np.median(found):8.1f} tokens/s "
-              f"({min(found):.1f}-{max(found):.1f}), {ratio:.2f}")  # fmt: skip
+    for count in options.sequences:
+        rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for at in range(-1, options.rounds):  # the first round warms up, and has batches made
+            found = one_round(engine, count, options.tokens, np.random.default_rng(at + 9))
+            for key, rate in found.items() if at >= 0 else ():
+                rates[key].append(rate)
+        for (what, way), found in rates.items():
+            ratio = np.median(found) / np.median(rates[what, "in turns"])
+            print(f"{count:>3} sequences, {what:>11}, {way}: {np.median(found):8.1f} tokens/s "
+                  f"({min(found):.1f}-{max(found):.1f}), {ratio:.2f}", flush=True)  # fmt: skip
+
+
+def one_round(
+    engine: WebGpuEngine, count: int, turns: int, numbers: np.random.Generator
+) -> dict[tuple[str, str], float]:
+    """Tokens a second of that many sequences."""
+    sessions = [engine.open(SHORT + 4 * turns) for _ in range(count)]
+    latest = [session.feed(numbers.integers(3, 300, SHORT - place).tolist()) for place, session in enumerate(sessions)]
+    tokens = [int(logits.top(1).tokens[0]) for logits in latest]
+    rates: dict[tuple[str, str], float] = {}
+    for what, needs_row in (("best tokens", False), ("rows", True)):
+        for way, step in (("together", engine.run_batch), ("in turns", in_turns)):
+            start = 0.0
+            for turn in range(turns):
+                if turn == turns // 4:  # behind that a change of the way has been paid for
+                    start = time.perf_counter()
+                found = step([BatchRow(one, [token]) for one, token in zip(sessions, tokens, strict=True)])
+                if needs_row:
+                    for logits in found:
+                        logits.values([logits.size - 1])
+                tokens = [int(logits.top(1).tokens[0]) for logits in found]
+            rates[what, way] = count * (turns - turns // 4) / (time.perf_counter() - start)
+    for session in sessions:
+        session.close()
+    return rates
 
 
 def in_turns(rows: Sequence[BatchRow]) -> list[Logits]:

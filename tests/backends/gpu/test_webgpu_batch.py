@@ -6,19 +6,25 @@ On a GPU, or on a software one: .ci/lavapipe.sh pytest -m webgpu tests/backends/
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import embedllm
 from embedllm import Completion, Sampling
 from embedllm.backends.base import BatchRow, Device, Interrupted, Interruptible, Session
 from embedllm.backends.gpu import webgpu_batch
 from embedllm.backends.gpu.webgpu import WebGpuEngine
-from embedllm.backends.gpu.webgpu_batch import Batch
+from embedllm.backends.gpu.webgpu_batch import FEW, Batch
 from embedllm.backends.gpu.webgpu_capture import CapturedRun
 from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_pace import Pace
@@ -241,22 +247,45 @@ def test_one_that_is_stopped_stops_no_others(model: Loaded, monkeypatch: pytest.
     close(sessions)
 
 
-def test_batches_are_as_wide_as_their_sequences_are_many(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And more sequences than a batch has rows for are in several."""
-    monkeypatch.setattr(webgpu_batch, "WIDTHS", (2, 4))
-    widths = []
-    sessions = opened(model, (5, 9, 12, 30))
-    others = opened(model, (7, 8))
-    for count in (2, 3, 4, 2):
-        model.step(sessions[:count])
-        model.step(others)
-        for each in (sessions, others):
-            slot = plain(each[0]).slot
-            assert slot is not None
-            assert isinstance(slot.batch, Batch)
-            widths.append(slot.batch.width)
-    assert widths == [2, 2, 4, 2, 4, 2, 4, 2]
+def test_batches_are_as_wide_as_their_sequences_are_many(model: Loaded) -> None:
+    """More than have kernels for steps are in two batches, and who is in one stays there."""
+    sessions, others = opened(model, (5, 9, 12, 30)), opened(model, (7, 8, 9, 10))
+    seen: list[list[int]] = []
+    for stepping in (sessions[:2], sessions[:3], sessions, others, others[1:], sessions[:2]):
+        model.step(stepping, streams=[(sessions if one in sessions else others).index(one) for one in stepping])
+        slots = [plain(one).slot for one in stepping]
+        seen.append([slot.batch.width if slot is not None and isinstance(slot.batch, Batch) else 1 for slot in slots])
+    assert seen == [[2, 2], [3, 3, 3], [3, 3, 3, 1], [2, 2, 2, 2], [3, 3, 3], [3, 3]]
     close([*sessions, *others])
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """In place of a batch."""
+
+    width: int
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=16))
+def test_parts_are_all_or_two_few(places: list[int]) -> None:
+    """places: the batch of each sequence; 0: none, 1 and 2: narrow ones, which have no more than their rows."""
+    batches = {at: Rows(width) for at, width in enumerate((0, 2, FEW, 8, 16))}
+    counts = Counter[int]()
+    sessions = []
+    for place in places:
+        counts[place] += 1
+        is_inside = place > 0 and counts[place] <= batches[place].width
+        sessions.append(SimpleNamespace(slot=SimpleNamespace(batch=batches[place]) if is_inside else None))
+    parts = webgpu_batch._parts(cast("list[CapturedSession]", sessions))
+    assert sorted(id(one) for part in parts for one in part) == sorted(map(id, sessions))
+    assert all(parts)
+    if len(parts) == 1:
+        assert not FEW < len(sessions) <= 2 * FEW
+        return
+    assert max(map(len, parts)) <= FEW
+    narrow = [[one for one in sessions if one.slot is not None and one.slot.batch is batches[at]] for at in (1, 2)]
+    largest = max(narrow, key=len)
+    assert all(one in parts[0] for one in largest) or len(narrow[0]) == len(narrow[1])
 
 
 @pytest.mark.parametrize("has_room", [True, False])
