@@ -29,7 +29,7 @@ from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_guesses import Guesser, check_guesses
 from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_pace import Pace
-from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
+from embedllm.backends.gpu.webgpu_steps import SAMPLED_WAYS, CapturedSession, StepBuffers
 from embedllm.backends.gpu.webgpu_vision import with_plain_attention
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import (
@@ -113,7 +113,7 @@ class WebGpuEngine:
             )
             if self.captures:
                 self.guesser = self._start_guesser()
-                self.pace = Pace("sampled steps", ("one by one", "ahead"))  # not before: what is checked runs ahead
+                self.pace = Pace("sampled steps", SAMPLED_WAYS)  # not before: what is checked runs ahead
                 if joins and self.copier is not None:
                     self.batches = Batches(self, lambda graph: start(graph, recording_options()))
                 return

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -34,9 +35,16 @@ if TYPE_CHECKING:
     from embedllm.types import Logits
 
 _log = logging.getLogger("embedllm")
-WIDTHS = (2, 3, 8, 16)  # rows of batches, KEPT at most
 FEW = 3  # rows of which products take the kernel for steps; of more that for prompts (docs/webgpu.md#batches)
-_COUNTS = sorted({*WIDTHS, 2 * FEW})  # of sequences, up to which the clock decides once
+WIDTHS = (2, FEW, 8, 16)  # rows of batches, KEPT at most
+_TOGETHER, _IN_TURNS, _NARROW = "together", "in turns", f"in batches of {FEW}"
+_WAYS = {  # of stepping up to that many sequences
+    2: (_TOGETHER, _IN_TURNS),
+    FEW: (_TOGETHER, _IN_TURNS),
+    2 * FEW: (_NARROW, _TOGETHER, _IN_TURNS),
+    3 * FEW: (_NARROW, _TOGETHER, _IN_TURNS),
+    16: (_TOGETHER, _IN_TURNS),
+}
 _GROWTH = 2  # room of a new batch, for each token of the longest sequence
 _TOLERANCE = 0.5  # standard deviations of logits, as in webgpu.py
 
@@ -192,9 +200,9 @@ class Batches:
         self._batches: list[Batch] = []
         self._rows: RowCopier | None = None
         self._checked: set[int] = set()  # widths of which a step was that of single ones
-        # by width; None: all step together, whether or not that is the faster way
+        # by the most sequences that it is for; None: the first way, whether or not another one is faster
         self.paces: dict[int, Pace] | None = {
-            most: Pace(f"steps of up to {most} sequences", ("together", "in turns")) for most in _COUNTS
+            most: Pace(f"steps of up to {most} sequences", ways) for most, ways in _WAYS.items()
         }
 
     def joins(self, session: Session, token: int) -> bool:
@@ -224,16 +232,17 @@ class Batches:
             self._drop(self._batches[-1])
 
     def _step(self, sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:
-        pace = None if self.paces is None else self.paces[_next(_COUNTS, len(sessions))]
-        in_turns = pace is not None and pace.is_second
+        most = _next(_WAYS, len(sessions))
+        pace = None if self.paces is None else self.paces[most]
+        way = _WAYS[most][0] if pace is None else pace.way
         by_session = dict(zip(sessions, tokens, strict=True))
         logits: dict[CapturedSession, Logits] = {}
-        had_room = True
-        for part in [sessions] if in_turns else _parts(sessions):
+        has_room = True
+        for part in _narrow_parts(sessions) if way == _NARROW else [sessions]:
             fed = [by_session[session] for session in part]
-            steps_alone = in_turns or len(part) == 1 or self.max_batch == 1  # given up since
-            batch = None if steps_alone else self._batch_for(part)
-            had_room &= batch is not None or len(part) == 1
+            is_together = way != _IN_TURNS and len(part) > 1 and self.max_batch > 1  # 1: given up, maybe just now
+            batch = self._batch_for(part) if is_together else None
+            has_room &= batch is not None or not is_together
             if batch is None:
                 found = _alone(part, fed)
             elif batch.width in self._checked:
@@ -241,7 +250,7 @@ class Batches:
             else:
                 found = self._checked_step(batch, part, fed)
             logits |= zip(part, found, strict=True)
-        if pace is not None and (in_turns or had_room):  # where there is no room, nothing is compared
+        if pace is not None and has_room:  # else nothing is compared
             pace.note(hash(tuple(map(id, sessions))), sessions[0].position)
         return [logits[session] for session in sessions]
 
@@ -310,22 +319,23 @@ class Batches:
         return self._rows
 
 
-def _next(numbers: Sequence[int], count: int) -> int:
+def _next(numbers: Iterable[int], count: int) -> int:
     return next(number for number in numbers if number >= count)
 
 
-def _parts(sessions: Sequence[CapturedSession]) -> list[Sequence[CapturedSession]]:
-    """Those that step as one batch: all, or halves that are narrow ones. Who is in a narrow batch stays in it."""
-    count = len(sessions)
-    if count <= FEW or count > 2 * FEW:
-        return [sessions]
-    batches = [cast("Batch", session.slot.batch) if session.slot is not None else None for session in sessions]
-    narrow = Counter(batch for batch in batches if batch is not None and batch.width <= FEW)
-    largest = narrow.most_common(1)[0][0] if narrow else None
-    inside = [session for session, batch in zip(sessions, batches, strict=True) if narrow and batch is largest]
-    first = max(len(inside), -(-count // 2))
-    order = [*inside, *(session for session in sessions if session not in inside)]
-    return [order[:first], order[first:]]
+def _narrow_parts(sessions: Sequence[CapturedSession]) -> list[Sequence[CapturedSession]]:
+    """As few parts of FEW at most as there can be. Who is in a batch like that with others stays with them."""
+    inside: dict[Batch | None, list[CapturedSession]] = {}
+    for session in sessions:
+        batch = None if session.slot is None else cast("Batch", session.slot.batch)
+        inside.setdefault(batch if batch is not None and batch.width <= FEW else None, []).append(session)
+    others = inside.pop(None, [])
+    held = sorted(inside.values(), key=len, reverse=True)
+    count = -(-len(sessions) // FEW)
+    parts = [*held[:count], *([] for _ in range(count - len(held)))]
+    for session in chain(*held[count:], others):
+        min(parts, key=len).append(session)
+    return [*parts]
 
 
 def _alone(sessions: Sequence[CapturedSession], tokens: Sequence[int]) -> list[Logits]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from embedllm.types import F32, Logits
 
 _log = logging.getLogger("embedllm")
+_ONE_BY_ONE = "one by one"
+SAMPLED_WAYS = (_ONE_BY_ONE, "ahead")  # of steps
 _CERTAIN = 2  # greedy steps in a row, after which others run ahead
 _AHEAD_S = 0.02  # of work ahead: what is not wanted delays what comes next by that much
 
@@ -252,7 +254,7 @@ class CapturedSession(UnbatchedSession):
         pace = cast("GuessingGpu", self._gpu).pace
         if pace is not None:
             pace.note(id(self), self.position)
-            if not pace.is_second:
+            if pace.way == _ONE_BY_ONE:
                 if not guesses.is_idle:
                     self._forget()
                 return self._step(token)

@@ -6,7 +6,7 @@ On a GPU, or on a software one: .ci/lavapipe.sh pytest -m webgpu tests/backends/
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -266,26 +266,23 @@ class Rows:
     width: int
 
 
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=16))
-def test_parts_are_all_or_two_few(places: list[int]) -> None:
-    """places: the batch of each sequence; 0: none, 1 and 2: narrow ones, which have no more than their rows."""
-    batches = {at: Rows(width) for at, width in enumerate((0, 2, FEW, 8, 16))}
-    counts = Counter[int]()
-    sessions = []
+@given(st.lists(st.integers(0, 5), min_size=FEW + 1, max_size=3 * FEW))
+def test_narrow_parts_are_few_and_leave_sequences_where_they_are(places: list[int]) -> None:
+    """places: the batch of each sequence; 0: none, from 1 on narrow ones, which have no more than their rows."""
+    batches = [Rows(width) for width in (0, 2, FEW, FEW, 8, 16)]
+    sessions, inside = [], defaultdict(list)
     for place in places:
-        counts[place] += 1
-        is_inside = place > 0 and counts[place] <= batches[place].width
-        sessions.append(SimpleNamespace(slot=SimpleNamespace(batch=batches[place]) if is_inside else None))
-    parts = webgpu_batch._parts(cast("list[CapturedSession]", sessions))
-    assert sorted(id(one) for part in parts for one in part) == sorted(map(id, sessions))
-    assert all(parts)
-    if len(parts) == 1:
-        assert not FEW < len(sessions) <= 2 * FEW
-        return
-    assert max(map(len, parts)) <= FEW
-    narrow = [[one for one in sessions if one.slot is not None and one.slot.batch is batches[at]] for at in (1, 2)]
-    largest = max(narrow, key=len)
-    assert all(one in parts[0] for one in largest) or len(narrow[0]) == len(narrow[1])
+        has_row = place > 0 and len(inside[place]) < batches[place].width
+        session = SimpleNamespace(slot=SimpleNamespace(batch=batches[place]) if has_row else None)
+        sessions.append(session)
+        if has_row:
+            inside[place].append(id(session))
+    parts = [set(map(id, part)) for part in webgpu_batch._narrow_parts(cast("list[CapturedSession]", sessions))]
+    assert sorted(one for part in parts for one in part) == sorted(map(id, sessions))
+    assert all(0 < len(part) <= FEW for part in parts)
+    assert len(parts) == -(-len(sessions) // FEW)
+    narrow = sorted((set(inside[at]) for at in (1, 2, 3)), key=len, reverse=True)
+    assert all(any(held <= part for part in parts) for held in narrow[: len(parts)])
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -365,7 +362,7 @@ def test_sequences_take_turns_where_that_is_faster(
         now[0] += 1.0 if ways[-1] else 0.1
     assert ways[1]
     assert not ways[-1]
-    assert "steps of up to 2 run in turns: 1e+03 ms a step together, 100 in turns" in caplog.text
+    assert "steps of up to 2 run in turns: 1e+03 ms a step together, 100 ms a step in turns" in caplog.text
     close(sessions)
 
 

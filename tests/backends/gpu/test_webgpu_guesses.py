@@ -19,6 +19,7 @@ from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.backends.gpu.webgpu_capture import CapturedRun
 from embedllm.backends.gpu.webgpu_guesses import Guesses
 from embedllm.backends.gpu.webgpu_pace import Pace
+from embedllm.backends.gpu.webgpu_steps import SAMPLED_WAYS
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.request import Request
@@ -160,15 +161,15 @@ def test_wrong_guesses_change_nothing_and_end_where_they_are_many(
 def test_both_ways_are_tried_on_the_first_tokens(
     ahead: Runner, singly: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace = Pace("sampled steps", ("one by one", "ahead"))
+    pace = Pace("sampled steps", SAMPLED_WAYS)
     monkeypatch.setattr(ahead.engine, "pace", pace)
-    ways = list[bool]()
+    ways = list[str]()
     note = pace.note
-    monkeypatch.setattr(pace, "note", lambda *step: (note(*step), ways.append(pace.is_second)))
+    monkeypatch.setattr(pace, "note", lambda *step: (note(*step), ways.append(pace.way)))
     asked = request(OPTIONS[1], seed=3, max_tokens=90)
     assert same(reply(ahead, asked), reply(singly, asked))
-    assert ways[0] is False
-    assert True in ways
+    assert ways[0] == SAMPLED_WAYS[0]
+    assert set(ways) == set(SAMPLED_WAYS)
 
 
 def test_stops_leave_a_sequence_that_goes_on_rightly(ahead: Runner, singly: Runner) -> None:

@@ -6,57 +6,60 @@ import pytest
 
 from embedllm.backends.gpu.webgpu_pace import _GAIN, _WINDOW, _WINDOWS, Pace
 
-TRIED = 2 * (_WINDOW * (_WINDOWS + 1) + 1)  # steps
+TRIED = _WINDOW * (_WINDOWS + 1) + 1  # steps of each way
 
 
 class Steps:
     """Steps of some sessions in turn, each of which takes as long as its way does."""
 
-    def __init__(self, one_by_one: float, ahead: float) -> None:
+    def __init__(self, **seconds: float) -> None:
         self.now = 0.0
-        self.seconds = {False: one_by_one, True: ahead}
-        self.pace = Pace("steps", ("one by one", "ahead"), lambda: self.now)
-        self.ways: list[bool] = []
+        self.seconds = seconds
+        self.pace = Pace("steps", list(seconds), lambda: self.now)
+        self.ways: list[str] = []
 
     def run(self, count: int, *, start: int = 100, sessions: int = 1) -> None:
         for at in range(count):
             for session in range(sessions):
                 self.pace.note(session, start + at)
-                self.ways.append(self.pace.is_second)
-                self.now += self.seconds[self.pace.is_second]
+                self.ways.append(self.pace.way)
+                self.now += self.seconds[self.pace.way]
 
 
-@pytest.mark.parametrize(("ahead", "is_chosen"), [(0.5, True), (_GAIN - 0.01, True), (2.0, False)])
-def test_the_faster_way_is_kept_to(ahead: float, is_chosen: bool) -> None:
-    steps = Steps(1.0, ahead)
-    steps.run(TRIED)
-    assert steps.ways[0] is False
-    assert True in steps.ways
-    steps.seconds[is_chosen] = 100.0  # what comes later is not timed
-    steps.run(3 * TRIED)
-    assert set(steps.ways[TRIED:]) == {is_chosen}
+@pytest.mark.parametrize(("seconds", "chosen"), [
+    ({"one": 1.0, "other": 0.5}, "other"), ({"one": 1.0, "other": _GAIN - 0.01}, "other"),
+    ({"one": 1.0, "other": 2.0}, "one"), ({"one": 1.0, "other": 0.9, "third": 0.5}, "third"),
+    ({"one": 1.0, "other": 0.5, "third": 0.9}, "other"), ({"one": 1.0, "other": 0.99, "third": 0.98}, "one"),
+])  # fmt: skip
+def test_the_fastest_way_is_kept_to(seconds: dict[str, float], chosen: str) -> None:
+    steps, tried = Steps(**seconds), len(seconds) * TRIED
+    steps.run(tried)
+    assert steps.ways[0] == "one"
+    assert set(steps.ways) == set(seconds)
+    steps.seconds[chosen] = 100.0  # what comes later is not timed
+    steps.run(3 * tried)
+    assert set(steps.ways[tried:]) == {chosen}
 
 
 def test_what_lies_between_requests_does_not_count() -> None:
-    steps = Steps(1.0, 0.5)
+    steps = Steps(one=1.0, other=0.5)
     for request in range(40):
         steps.run(_WINDOW + 1)
         steps.now += 1000.0 * (request % 2)
-    assert steps.pace.is_second
+    assert steps.pace.way == "other"
 
 
 def test_nor_do_windows_that_something_else_delayed() -> None:
-    steps = Steps(1.0, 2.0)
+    steps = Steps(one=1.0, other=2.0)
     steps.run(2 * _WINDOW + 2)
     steps.now += 1000.0
-    steps.run(TRIED, start=100 + 2 * _WINDOW + 2)
-    assert not steps.pace.is_second
-    assert steps.ways[-1] is False
+    steps.run(2 * TRIED, start=100 + 2 * _WINDOW + 2)
+    assert steps.pace.way == steps.ways[-1] == "one"
 
 
 def test_sessions_in_turn_are_not_timed() -> None:
-    steps = Steps(1.0, 0.5)
-    steps.run(TRIED, sessions=2)
-    assert set(steps.ways) == {False}
-    steps.run(TRIED)
-    assert steps.pace.is_second
+    steps = Steps(one=1.0, other=0.5)
+    steps.run(2 * TRIED, sessions=2)
+    assert set(steps.ways) == {"one"}
+    steps.run(2 * TRIED)
+    assert steps.pace.way == "other"
