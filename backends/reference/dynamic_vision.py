@@ -11,11 +11,12 @@ from embedllm.backends.reference.layers import Layers
 from embedllm.backends.reference.math import activated, softmax
 from embedllm.package.architecture.vision import DynamicVision, PatchPooler
 from embedllm.package.graph_variants import PATCH_ORDER, POSITIONS, ROPE, WINDOW_MASK, WINDOWS
-from embedllm.package.tensors import PATCHES, POOLED
+from embedllm.package.tensors import PATCHES, POOLED, patch_convolution_name
 
 if TYPE_CHECKING:
     from embedllm.backends.reference.layers import Weights
     from embedllm.package.architecture.attention import Attention
+    from embedllm.package.architecture.recurrent import ShortConv
     from embedllm.package.architecture.vision import PatchMerger
     from embedllm.types import F32
 
@@ -69,6 +70,8 @@ class ReferenceDynamicVision(Layers):
         if self._vision.has_rope:
             q, k = self._rotated(q, attention.rope), self._rotated(k, attention.rope)
         scale = 1 / np.sqrt(attention.head_dim) if attention.scale is None else attention.scale
+        shared = attention.heads // attention.kv_heads
+        k, v = k.repeat(shared, axis=0), v.repeat(shared, axis=0)
         scores = q @ k.transpose(0, 2, 1) * np.float32(scale)
         if self._vision.has_windows(index):
             window_of = np.empty(q.shape[1], np.int64)
@@ -78,6 +81,20 @@ class ReferenceDynamicVision(Layers):
                 window_of[patches[mask == 1]] = number
             scores = np.where(window_of[:, None] == window_of, scores, -np.inf)
         return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+    def _short_convolution(self, index: int, mixer: ShortConv, x: F32) -> F32:
+        """Over the grid of patches, whose order is that of squares."""
+        b, c, values = (self._linear(x, linear) for linear in (mixer.b, mixer.c, mixer.x))
+        order, kernel, edge = self._inputs[PATCH_ORDER], mixer.kernel, mixer.kernel // 2
+        rows, columns = (side // self._vision.patch_size for side in self._inputs["pixel_values"].shape[2:])
+        grid = np.empty_like(values)
+        grid[order] = b * values
+        padded = np.pad(grid.reshape(rows, columns, -1), ((edge, edge), (edge, edge), (0, 0)))
+        weights = self._weights.tensor(patch_convolution_name(index)).reshape(-1, kernel, kernel)
+        convolved = np.zeros((rows, columns, values.shape[1]), np.float32)
+        for down, right in np.ndindex(kernel, kernel):
+            convolved += padded[down : down + rows, right : right + columns] * weights[:, down, right]
+        return self._linear(c * convolved.reshape(values.shape)[order], mixer.o)
 
     def _rotated(self, x: F32, rope: int | None) -> F32:
         cos, sin = (self._inputs[name] for name in ROPE)

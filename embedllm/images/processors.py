@@ -215,6 +215,7 @@ PROCESSORS: dict[str, Callable[[Settings, Vision, Mapping[str, str]], Processor]
 }
 DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, str]], Processor]] = {
     **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size),
+    "Lfm3VlProcessor": open_dynamic_size,
     "Lfm2VlProcessor": open_lfm2_vl,
     "PixtralProcessor": open_pixtral,
     "Gemma4Processor": open_aspect_ratio,

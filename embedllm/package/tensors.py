@@ -253,6 +253,12 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
             yield Vector(name=experts_bias_name(index), source=layer.mlp.bias, size=decoder.hidden)
     if decoder.vision is not None:
         yield from _patch_vectors(decoder.vision)
+        for index, layer in enumerate(decoder.vision.layers):
+            if isinstance(mixer := layer.attention, ShortConv):
+                size = mixer.x.rows * mixer.kernel**2
+                yield Vector(
+                    name=patch_convolution_name(index), source=mixer.convolution, size=size, width=mixer.kernel
+                )
 
 
 def _patch_vectors(vision: Vision | DynamicVision) -> Iterator[Vector]:
@@ -261,7 +267,9 @@ def _patch_vectors(vision: Vision | DynamicVision) -> Iterator[Vector]:
     source, kernel = vision.patches, _CHANNELS * vision.patch_size**2
     is_dynamic = isinstance(vision, DynamicVision)
     size = vision.hidden * kernel * (vision.temporal_patch_size if is_dynamic else 1)
-    width = kernel if is_dynamic and vision.patches_channels_last else vision.patch_size
+    width = vision.patch_size
+    if is_dynamic and (vision.patches_channels_last or vision.patches_are_flat):
+        width = size // vision.hidden
     yield Vector(name=f"{PATCHES}.weight", source=f"{source}.weight", size=size, width=width)
     if is_dynamic and isinstance(vision.merger, PatchPooler) and vision.merger.standardize:
         for part in ("std_bias", "std_scale"):
@@ -308,6 +316,11 @@ def sinks_name(index: int) -> str:
 def convolution_name(index: int, part: str) -> str:
     """Of the stored convolution of a layer. part: "weight" or "bias"."""
     return f"layers.{index}.attention.convolution.{part}"
+
+
+def patch_convolution_name(index: int) -> str:
+    """Of the stored convolution of a layer of a vision encoder."""
+    return f"vision.{convolution_name(index, 'weight')}"
 
 
 def decay_name(index: int, part: str) -> str:

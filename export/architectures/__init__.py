@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.default_sizes import with_default_sizes
+from embedllm.export.architectures._shared.unsupported import UNSUPPORTED
 from embedllm.export.architectures.config import Config
 from embedllm.files.nearest import nearest
 from embedllm.package.architecture.decoder import Decoder
@@ -39,6 +40,10 @@ def describe(config: Config, context: int | None = None) -> Decoder:
     """
     model_type = config.text("model_type")
     names = families()
+    if model_type in UNSUPPORTED:
+        raise UnsupportedModel(
+            f"model_type '{model_type}' is not described here: it has {UNSUPPORTED[model_type]}.", model_type=model_type
+        )
     if model_type not in names:
         raise UnsupportedModel(
             f"model_type '{model_type}' is not described here. Known: {', '.join(names)}.{nearest(model_type, names)}",

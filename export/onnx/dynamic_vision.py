@@ -18,10 +18,12 @@ from embedllm.export.onnx.image_grid import image_grid, image_inputs, patch_valu
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
+from embedllm.export.onnx.patch_convolution import PatchConvolutions
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.recurrent import ShortConv
 from embedllm.package.architecture.vision import DynamicVision, PatchMerger, PatchPooler
 from embedllm.package.architecture.weights import Linear, Norm
 from embedllm.package.graph_variants import (
@@ -56,6 +58,7 @@ class _Emitter:
         self.variant = variant
         self.products = Products(graph, packing, variant)
         self.norms, self.mlps = Norms(graph), Mlps(self.products)
+        self.convolutions = PatchConvolutions(vision, self.products)
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
         graph, vision = self.graph, self.vision
@@ -156,13 +159,17 @@ class _Emitter:
 
     def layer(self, index: int, layer: Layer, x: str) -> str:
         """The stream behind a layer."""
-        graph, attention = self.graph, layer.attention
-        assert isinstance(attention, Attention)
+        graph, mixer = self.graph, layer.attention
+        assert isinstance(mixer, Attention | ShortConv)
         assert layer.attention_norm is not None
         assert layer.mlp_norm is not None
         assert isinstance(layer.mlp, Mlp)
-        context = self.context(index, attention, self.norms.plain(x, layer.attention_norm, "attention_norm"))
-        output = self.products.linear(context, [attention.o], "o")
+        normed = self.norms.plain(x, layer.attention_norm, "attention_norm")
+        if isinstance(mixer, ShortConv):
+            context = self.convolutions.context(index, mixer, normed)
+        else:
+            context = self.context(index, mixer, normed)
+        output = self.products.linear(context, [mixer.o], "o")
         x = graph.op("Add", [x, self.normed(output, layer.attention_post_norm)], "attended.sum")
         output = self.mlps.mlp(layer.mlp, self.norms.plain(x, layer.mlp_norm, "mlp_norm"))
         return graph.op("Add", [x, self.normed(output, layer.mlp_post_norm)], "made.sum")
@@ -177,11 +184,12 @@ class _Emitter:
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
-        pairs = (q, attention.q_norm), (k, attention.k_norm), (v, attention.v_norm)
-        q, k, v = (self.normed_heads(x, norm, attention) for x, norm in pairs)
+        q = self.normed_heads(q, attention.q_norm, attention.heads, attention.head_dim)
+        pairs = (k, attention.k_norm), (v, attention.v_norm)
+        k, v = (self.normed_heads(x, norm, attention.kv_heads, attention.head_dim) for x, norm in pairs)
         if self.vision.has_rope:  # row 0 of the tables is of the first patch
             q, k = (self.rotated(x) for x in (q, k))
-        inputs = [q, k, v]
+        inputs = [q, *(self.shared(x, attention) for x in (k, v))]
         if self.vision.has_windows(index):
             inputs = [self.in_windows(x) for x in inputs] + ["", WINDOW_MASK]
         scale = {} if attention.scale is None else {"scale": attention.scale}
@@ -194,8 +202,18 @@ class _Emitter:
     def rotated(self, x: str) -> str:
         return self.graph.op("RotaryEmbedding", [x, self.graph.constant(0), *ROPE], f"{x}.rotated", MICROSOFT)
 
-    def normed_heads(self, x: str, norm: Norm | None, attention: Attention) -> str:
-        return x if norm is None else self.norms.heads(x, norm, attention.heads, attention.head_dim)
+    def normed_heads(self, x: str, norm: Norm | None, heads: int, head_dim: int) -> str:
+        return x if norm is None else self.norms.heads(x, norm, heads, head_dim)
+
+    def shared(self, x: str, attention: Attention) -> str:
+        """Keys or values [1, patches, kv heads * D] as one for each head of the queries."""
+        graph, heads = self.graph, attention.heads
+        if heads == attention.kv_heads:
+            return x
+        apart = graph.op("Reshape", [x, graph.constant(0, 0, attention.kv_heads, 1, attention.head_dim)], f"{x}.apart")
+        times = graph.constant(1, 1, 1, heads // attention.kv_heads, 1)
+        flat = graph.constant(0, 0, heads * attention.head_dim)
+        return graph.op("Reshape", [graph.op("Expand", [apart, times], f"{x}.each"), flat], f"{x}.shared")
 
     def in_windows(self, x: str) -> str:
         """[1, patches, heads * D] as [windows, longest, heads * D]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from embedllm.export.openvino.elementwise import added, multiplied, multiplied_by, normed
 from embedllm.export.openvino.ir import BROADCAST, Value
 from embedllm.export.openvino.linear import Products
+from embedllm.export.openvino.patch_convolution import PatchConvolutions
 from embedllm.export.openvino.vision_layers import EncoderLayers, attend_to_all
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.vision import DynamicVision
@@ -43,7 +44,8 @@ class _Encoder:
         self.mask = self.window_mask() if vision.window else None
 
     def write(self) -> None:
-        layers = EncoderLayers(self.vision, self.products, self.rotations, self.attend)
+        convolutions = PatchConvolutions(self.vision, self.products, self.pixels, self.order)
+        layers = EncoderLayers(self.vision, self.products, self.rotations, self.attend, convolutions.context)
         features, deepstack = layers.features(self.embedded(), "image_features")
         if deepstack:
             features = self.ir.op("Concat", [features, *deepstack], "with_deepstack", tensor="image_features", axis=-1)

@@ -11,12 +11,15 @@ from embedllm.export.openvino.mlp import mlp
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.recurrent import ShortConv
 from embedllm.package.architecture.vision import DynamicVision, PatchMerger, PatchPooler
 from embedllm.package.architecture.weights import Norm
 from embedllm.package.tensors import POOLED
 
 # what the queries of a layer find, [1, heads, patches, D]: of its number, its attention, and q, k and v of that shape
 Attend = Callable[[int, Attention, tuple[Value, Value, Value]], Value]
+# what a layer that has a convolution makes of patches [1, patches, hidden], in front of its output projection
+Convolve = Callable[[int, ShortConv, Value], Value]
 
 
 def attend_to_all(ir: Ir, attention: Attention, qkv: tuple[Value, Value, Value]) -> Value:
@@ -28,11 +31,21 @@ def attend_to_all(ir: Ir, attention: Attention, qkv: tuple[Value, Value, Value])
 
 
 class EncoderLayers:
-    """Writes all behind the embedding of patches. rotations: cos and sin of the patches, none without RoPE."""
+    """Writes all behind the embedding of patches.
 
-    def __init__(self, vision: DynamicVision, products: Products, rotations: Sequence[Value], attend: Attend) -> None:
+    rotations: cos and sin of the patches, none without RoPE. convolve: of encoders with convolutions.
+    """
+
+    def __init__(
+        self,
+        vision: DynamicVision,
+        products: Products,
+        rotations: Sequence[Value],
+        attend: Attend,
+        convolve: Convolve | None = None,
+    ) -> None:
         self.vision, self.products, self.ir = vision, products, products.ir
-        self.rotations, self.attend = rotations, attend
+        self.rotations, self.attend, self.convolve = rotations, attend, convolve
 
     def features(self, x: Value, tensor: str = "") -> tuple[Value, list[Value]]:
         """The rows of features [1, rows, the decoder's hidden] of the patches x, and those of DeepStack.
@@ -58,11 +71,16 @@ class EncoderLayers:
 
     def layer(self, index: int, layer: Layer, x: Value) -> Value:
         """The stream behind a layer."""
-        ir, attention = self.ir, layer.attention
-        assert isinstance(attention, Attention)
+        ir, mixer = self.ir, layer.attention
+        assert isinstance(mixer, Attention | ShortConv)
         assert isinstance(layer.mlp, Mlp)
-        context = self.context(index, attention, normed(ir, x, layer.attention_norm, "norm"))
-        output = self.products.linear(context, [attention.o], "o")
+        patches = normed(ir, x, layer.attention_norm, "norm")
+        if isinstance(mixer, ShortConv):
+            assert self.convolve is not None
+            context = self.convolve(index, mixer, patches)
+        else:
+            context = self.context(index, mixer, patches)
+        output = self.products.linear(context, [mixer.o], "o")
         x = added(ir, [x, normed(ir, output, layer.attention_post_norm, "post_norm")], "attention.sum")
         output = mlp(self.products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
         output = normed(ir, output, layer.mlp_post_norm, "mlp.post_norm")
@@ -75,19 +93,29 @@ class EncoderLayers:
         together = self.products.linear(patches, parts, "qkv")
         split = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
         norms = (attention.q_norm, attention.k_norm, attention.v_norm)
-        q, k, v = (self.by_head(x, attention, norm, name) for x, norm, name in zip(split, norms, "qkv", strict=True))
+        counts = (attention.heads, attention.kv_heads, attention.kv_heads)
+        each = zip(split, counts, norms, "qkv", strict=True)
+        q, k, v = (self.by_head(x, heads, attention.head_dim, norm, name) for x, heads, norm, name in each)
         if self.vision.has_rope:
             q, k = self.rotated(q, attention, "q"), self.rotated(k, attention, "k")
+        if attention.heads > attention.kv_heads:
+            k, v = (self.shared(x, attention, name) for x, name in ((k, "k"), (v, "v")))
         output = self.attend(index, attention, (q, k, v))
         merged = ir.op("Transpose", [output, ir.constant([0, 2, 1, 3])], "attention.tokens")
         return ir.op("Reshape", [merged, ir.constant([0, 0, attention.o.columns])], "context", special_zero=True)
 
-    def by_head(self, x: Value, attention: Attention, norm: Norm | None, name: str) -> Value:
-        """[1, patches, heads * D] as [1, heads, patches, D], each head normed."""
-        ir, shape = self.ir, self.ir.constant([0, 0, attention.heads, attention.head_dim])
+    def by_head(self, x: Value, count: int, head_dim: int, norm: Norm | None, name: str) -> Value:
+        """[1, patches, heads * D] as [1, heads, patches, D], each head normed. count: of heads."""
+        ir, shape = self.ir, self.ir.constant([0, 0, count, head_dim])
         heads = ir.op("Reshape", [x, shape], f"{name}.heads", special_zero=True)
         heads = normed(ir, heads, norm, f"{name}.norm")
         return ir.op("Transpose", [heads, ir.constant([0, 2, 1, 3])], f"{name}.by_head")
+
+    def shared(self, x: Value, attention: Attention, name: str) -> Value:
+        """Keys or values [1, kv heads, patches, D] as one for each head of the queries."""
+        by = attention.heads // attention.kv_heads
+        heads = self.ir.constant([head // by for head in range(attention.heads)])
+        return self.ir.op("Gather", [x, heads, self.ir.constant(1)], f"{name}.shared", batch_dims=0)
 
     def rotated(self, x: Value, attention: Attention, name: str) -> Value:
         """x * cos + (-second half, first half) * sin."""

@@ -141,7 +141,7 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         ({"size": {"shortest_edge": 0, "longest_edge": 10}}, "'size' is"),
         (
             {"processor_class": "SmolVLMProcessor"},
-            "are Gemma4Processor, Gemma4UnifiedProcessor, Lfm2VlProcessor, PixtralProcessor, Qwen2VLProcessor",
+            "are Gemma4Processor, Gemma4UnifiedProcessor, Lfm2VlProcessor, Lfm3VlProcessor, PixtralProcessor",
         ),
         (
             {"processor_class": "Gemma4Processor", "pooling_kernel_size": 3},

@@ -118,7 +118,7 @@ def test_a_chat_with_images_of_any_size_says_what_transformers_says(tmp_path: Pa
             assert ends == [sum(rows - 1 for rows, _ in grids), len(grids)]
         ids = torch.tensor([[IMAGE_TOKEN if token >= FIRST_ID else token for token in request.prompt]])
         with torch.no_grad():
-            types = {} if family == "mistral3" else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+            types = {} if family in ("mistral3", "lfm3_vl") else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
             reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels, **types,
                                    max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
         found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON

@@ -23,6 +23,7 @@ from tests.support.families import (
     BASE,
     DELTA,
     LFM2_TEXT,
+    LFM3_VISION,
     MROPE,
     PIXTRAL_TOKENS,
     PIXTRAL_VISION,
@@ -51,11 +52,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5": {"vision_config": QWEN3_5_VISION},
     "mistral3": {"vision_config": PIXTRAL_VISION, **PIXTRAL_TOKENS},
     "lfm2_vl": {"vision_config": SIGLIP2_VISION, "projector_hidden_size": 72},
+    "lfm3_vl": {"vision_config": LFM3_VISION, "projector_hidden_size": 72},
 }
 _TEXTS: dict[str, dict[str, Any]] = {
     "qwen3_5": {**DELTA, **QWEN3_5_HEADS, "linear_conv_kernel_dim": 4},
     "mistral3": {"model_type": "ministral3", "rope_parameters": ATTENTION_TEMPERATURE, "sliding_window": None},
     "lfm2_vl": {"model_type": "lfm2", **LFM2_TEXT},
+    "lfm3_vl": {
+        "model_type": "lfm3",
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "rope_parameters": None,
+    },
 }
 
 
@@ -131,11 +138,13 @@ def dynamic_checkpoint(folder: Path, family: str, config: dict[str, Any] | None 
     assert isinstance(decoder.vision, DynamicVision)
     kernel, side = f"{decoder.vision.patches}.weight", decoder.vision.patch_size
     in_time = decoder.vision.temporal_patch_size
-    if not decoder.vision.patches_channels_last:
+    if not decoder.vision.patches_channels_last and not decoder.vision.patches_are_flat:
         tensors[kernel] = tensors[kernel].reshape(-1, 3, *([in_time] if in_time > 1 else []), side, side)
     for name in tensors:
         if name.endswith((".conv1d.weight", ".conv.weight")):
             tensors[name] = tensors[name][:, None]
+        if name.endswith(".spatial_conv.weight"):
+            tensors[name] = tensors[name].reshape(-1, 1, *(tensors[name].shape[1:] * 2))
     save_file(tensors, folder / "model.safetensors")
     write_tokenizer(folder, 307)
     return folder

@@ -172,6 +172,14 @@ SIGLIP2_VISION = {"model_type": "siglip2_vision_model", "hidden_size": 48, "inte
                   "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 4, "num_patches": 25,
                   "vision_use_head": False}  # fmt: skip
 LFM2_TEXT = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}
+LFM3_VISION = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "patch_size": 4,
+}  # two convolutions, attention, a convolution
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
 SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -613,10 +621,9 @@ FAMILIES: dict[str, Case] = {
                        conv_bias=True, attention_bias=True, tie_word_embeddings=False, norm_eps=0.03,
                        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4},
                                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
-    "lfm3_vl": case("lfm3_vl", "Lfm3VlConfig", "the text decoder of a multimodal checkpoint, untied head",
-                    text_config={**BASE, **WINDOWED, "model_type": "lfm3", "num_hidden_layers": 5},
-                    vision_config={"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "patch_size": 4,
-                                   "num_attention_heads": 2, "num_key_value_heads": 1}, projector_hidden_size=16,
+    "lfm3_vl": case("lfm3_vl", "Lfm3VlConfig", "decoder, vision encoder, projector; several images of any size; "
+                    "untied head", text_config={**BASE, **WINDOWED, "model_type": "lfm3", "num_hidden_layers": 5},
+                    vision_config=LFM3_VISION, image_token_id=300, projector_hidden_size=72,
                     tie_word_embeddings=False),
     "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
                     text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,

@@ -62,7 +62,9 @@ def opened(folder: Path) -> Processor:
     return open_processor(folder, vision, {})
 
 
-@pytest.mark.parametrize(("device", "folder"), [("wasm", "qwen3_5"), ("wasm", "lfm2_vl"), *ON_GPU], indirect=["folder"])
+@pytest.mark.parametrize(
+    ("device", "folder"), [("wasm", "qwen3_5"), ("wasm", "lfm2_vl"), ("wasm", "lfm3_vl"), *ON_GPU], indirect=["folder"]
+)
 def test_images_are_encoded_as_on_the_desktop(device: str, page: Page, web_server: WebServer, folder: Path) -> None:
     """On a GPU of so few patches that the attention of software is right."""
     image = noise(*((40, 33) if device == "wasm" else (16, 20)))

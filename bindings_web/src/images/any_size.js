@@ -13,6 +13,7 @@ export { WholeImages } from "./whole_images.js";
 const RULES = {
   Gemma4Processor: gemma4Rule,
   Gemma4UnifiedProcessor: gemma4Rule,
+  Lfm3VlProcessor: qwenRule,
   PixtralProcessor: pixtralRule,
   Qwen2VLProcessor: qwenRule,
   Qwen2_5_VLProcessor: qwenRule,

@@ -77,8 +77,9 @@ export class DynamicSizeProcessor {
  *
  * @param {any} vision of the manifest's architecture @param {{width: number, height: number}} image @param {number} tokens of it
  */
-export function checkAttention({ patch_size: patch, merge_size: merge, layers: [layer] }, { width, height }, tokens) {
-  const most = Math.sqrt(MOST_SCORE_BYTES / 4 / (layer?.attention.heads ?? 0)); // patches; without layers any number
+export function checkAttention({ patch_size: patch, merge_size: merge, layers }, { width, height }, tokens) {
+  const heads = layers.find((/** @type {any} */ { attention }) => attention.heads)?.attention.heads ?? 0;
+  const most = Math.sqrt(MOST_SCORE_BYTES / 4 / heads); // patches; without layers any number
   if (tokens * merge ** 2 <= most) return;
   const pixels = Math.floor(most / merge ** 2) * (patch * merge) ** 2;
   throw new RangeError(

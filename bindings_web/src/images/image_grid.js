@@ -39,9 +39,9 @@ export function gridInputs(vision, width, height) {
  *
  * @param {any} vision @param {{row: number[], column: number[]}} places @returns {Record<string, Input>}
  */
-function rotations({ layers: [{ attention }], rope_base: base, rope_interleaved: alternates, rope_column_first: isSwapped }, places) {
+function rotations({ layers, rope_base: base, rope_interleaved: alternates, rope_column_first: isSwapped }, places) {
   const [row, column] = isSwapped ? [places.column, places.row] : [places.row, places.column];
-  const half = attention.head_dim / 2; // pairs
+  const half = layers.find((/** @type {any} */ { attention }) => attention.head_dim).attention.head_dim / 2; // pairs
   const [byRow, byColumn] = [0, alternates ? 1 : 0].map((shift) =>
     Array.from({ length: half / 2 }, (_, pair) =>
       Math.fround(1 / Math.fround(Math.pow(base, Math.fround((2 * pair + shift) / half))))));

@@ -9,7 +9,11 @@ from embedllm.package.architecture.weights import Linear, Norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConv:
-    """In place of attention: c * convolution(b * x), each value by itself over its newest `kernel` tokens."""
+    """In place of attention: c * convolution(b * x), each value by itself over its newest `kernel` tokens.
+
+    In a layer of a vision encoder: over the `kernel` * `kernel` patches around it, zeros behind the edges, where the
+    convolution in the source is [values, 1, kernel, kernel].
+    """
 
     b: Linear
     c: Linear

@@ -134,6 +134,7 @@ class DynamicVision:
     patches_norm: Norm | None = None
     positions_norm: Norm | None = None
     patches_channels_last: bool = False  # the source's convolution is a matrix [hidden, patch_size * patch_size * 3]
+    patches_are_flat: bool = False  # it is a matrix with the values in the order of a convolution (LFM3-VL)
     antialias: bool = False  # positions are resized as an image is, edges on edges: to fewer by wider kernels
     # frequencies of rows and columns alternate in one series (Pixtral, Agrawal et al. 2024); else both have the same
     rope_interleaved: bool = False
@@ -151,9 +152,7 @@ class DynamicVision:
 
     @property
     def head_dim(self) -> int:
-        attention = self.layers[0].attention
-        assert isinstance(attention, Attention)
-        return attention.head_dim
+        return next(mixer.head_dim for layer in self.layers if isinstance(mixer := layer.attention, Attention))
 
     @property
     def factor(self) -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import architectures
 from embedllm.export.architectures import describe, families
+from embedllm.export.architectures._shared.unsupported import UNSUPPORTED
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
@@ -342,6 +343,24 @@ def test_an_unknown_model_type_names_the_nearest(model_type: str, hint: str) -> 
     known = f"Known: {', '.join(families())}."
     assert str(caught.value) == f"model_type '{model_type}' is not described here. {known} The nearest is '{hint}'."
     assert caught.value.model_type == model_type
+
+
+@pytest.mark.parametrize(
+    ("model_type", "says"),
+    [
+        ("qwen4_exp", "embeddings of hashed n-grams"),
+        ("hy_v4_vl", "hyper-connections"),
+        ("inkling2_loop", "messages from one pass to the next"),
+        ("dory", "residuals on the unit sphere"),
+    ],
+)
+def test_a_family_that_cannot_be_described_is_refused_with_what_it_has(model_type: str, says: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"model_type '{model_type}' is not described here: it has .*{says}"):
+        describe(Config({"model_type": model_type}))
+
+
+def test_no_family_is_described_and_refused() -> None:
+    assert UNSUPPORTED.keys().isdisjoint(families())
 
 
 def test_a_model_type_like_no_other_gets_no_hint() -> None:

@@ -33,7 +33,6 @@ CONTEXT = 64
 TOLERANCE = 1e-3  # of the spread of the logits; both sides compute in float32
 # what is no text model's, and a head that is stored beside the embedding that it is tied to
 LEFT = ("visual.", "lm_head.weight", "vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.")
-UNREAD = ("model.vision_tower.", "model.multi_modal_projector.")  # where only the text decoder of a model is described
 EXPERT = re.compile(r"(\.experts)\.(\d+)\.(gate|up|down)_proj$")  # those of a layer may be one tensor
 CONVOLUTION = re.compile(r"\.[qkv]_conv1d\.")  # of which three may stand for one
 PRE_NORMS = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm"))
@@ -116,5 +115,4 @@ def test_every_tensor_of_a_checkpoint_is_read(made: Made) -> None:
     read |= {name.replace(ours, theirs) for name in read for ours, theirs in PRE_NORMS}  # of OLMo Hybrid
     stored = set(read_header(made.folder / "model.safetensors").tensors)
     stored = {CONVOLUTION.sub(".conv1d.", name) for name in stored}
-    left = LEFT if decoder.vision is not None else LEFT + UNREAD
-    assert [name for name in sorted(stored - read) if not name.startswith(left) and not name.endswith(CONSTANTS)] == []
+    assert [name for name in sorted(stored - read) if not name.startswith(LEFT) and not name.endswith(CONSTANTS)] == []

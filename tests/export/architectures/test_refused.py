@@ -83,7 +83,8 @@ def config(family: str, **overrides: object) -> dict[str, object]:
         return {"model_type": family, "text_config": {**values, "model_type": "lfm2"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
     if family == "lfm3_vl":
-        return {"model_type": family, "text_config": {**values, "model_type": "lfm3"}}
+        return {"model_type": family, "text_config": {**values, "model_type": "lfm3"}, "image_token_id": 300,
+                "vision_config": {"num_hidden_layers": 3}}  # fmt: skip
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
@@ -276,7 +277,24 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
 
 def test_an_lfm3_vl_of_another_text_model_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="the text model is a 'lfm2'; the description knows lfm3"):
-        describe(Config({"model_type": "lfm3_vl", "text_config": {"model_type": "lfm2"}}))
+        describe(Config({**config("lfm3_vl"), "text_config": {"model_type": "lfm2"}}))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"model_type": "siglip2_vision_model"}, "the vision encoder is a 'siglip2_vision_model'; .*lfm3_vl_vision"),
+        ({"in_channels": 1}, "in_channels is 1 in vision_config; expected 3"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size is 4 in vision_config; expected an odd number"),
+        ({"hidden_size": 96}, "heads of the vision encoder have 6 values; expected a multiple of 4"),
+        ({"layer_types": ["conv"] * 3}, "no layer of the vision encoder has attention"),
+    ],
+)
+def test_an_lfm3_vl_of_another_vision_encoder_is_refused(values: dict[str, object], says: str) -> None:
+    whole = config("lfm3_vl")
+    assert describe(Config(whole)).vision is not None
+    with pytest.raises(UnsupportedModel, match=says):
+        describe(Config({**whole, "vision_config": {"num_hidden_layers": 3, **values}}))
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "lfm3_vl", "mistral3"])
