@@ -138,7 +138,6 @@ def _find_best(model: ModelProto, vocabulary: int) -> None:
     graph = model.graph
     logits = next(one for one in graph.output if one.name == "logits")
     kind = logits.type.tensor_type.elem_type
-    logits.type.tensor_type.shape.dim[1].dim_param = "tokens"  # or buffers for those of several are refused
     across = square_side(vocabulary)
     down = -(-vocabulary // across)
     missing = down * across - vocabulary
