@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.backends.gpu.unbatched_session import Buffers, Gpu, UnbatchedSession
 from embedllm.backends.gpu.webgpu_guesses import GuessingGpu
+from embedllm.backends.gpu.webgpu_states import GpuStates, copies_on_gpu, state_tensors
 from embedllm.backends.gpu.webgpu_states import States as PlacedStates
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.ort.recurrent_state import KeptStates, States
 from embedllm.backends.ort.runtime import device_errors
+from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import RecurrentStates
     from embedllm.backends.ort.runtime import ort
     from embedllm.package.lora.adapter import Adapter
 
@@ -37,6 +40,15 @@ class RecurrentSession(UnbatchedSession):
 
     def set_states(self, states: KeptStates) -> None:
         self._states.put(states)
+
+    def copied(self, states: KeptStates) -> GpuStates:
+        return GpuStates(states.buffers, self._gpu.dtype, self._gpu.read, owner=states)
+
+    def take_states(self, states: RecurrentStates) -> None:
+        gpu, names = self._gpu, list(state_shapes(self._decoder))
+        with gpu.lock, device_errors(gpu.device):
+            copies = copies_on_gpu(state_tensors(states, names, gpu.dtype), gpu.dtype)
+        self._states.put(KeptStates(dict(zip(names, copies, strict=True))))
 
     def adapt(self, adapter: Adapter | None) -> None:
         if adapter is not None:
@@ -89,6 +101,14 @@ class CapturedRecurrentSession(CapturedSession):
         ring = self._steps().states
         with self._gpu.lock, device_errors(self._gpu.device):
             ring.write(self.place, states)
+
+    def copied(self, states: PlacedStates) -> GpuStates:
+        """These copies themselves."""
+        tensors = dict(zip(state_shapes(self._decoder), states, strict=True))
+        return GpuStates(tensors, self._gpu.dtype, self._gpu.read)
+
+    def take_states(self, states: RecurrentStates) -> None:
+        self.set_states(state_tensors(states, state_shapes(self._decoder), self._gpu.dtype))
 
     def adapt(self, adapter: Adapter | None) -> None:
         if adapter is not None:

@@ -7,8 +7,9 @@ row each of the states of a batch.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -19,8 +20,10 @@ from embedllm.files.optional_packages import needs
 from embedllm.package.recurrent_state import state_shapes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from onnx import ValueInfoProto
 
+    from embedllm.backends.base import RecurrentStates
     from embedllm.package.package import Package
 
 PLACES = 5  # docs/webgpu.md#recurrent-models; of which two may hold what is not certain yet, twice
@@ -76,9 +79,7 @@ class StateRing:
 
     def copies(self, place: int) -> States:
         """On the GPU, too."""
-        states = self._empty()
-        _copy(self._states[place], states)
-        return states
+        return copies_on_gpu(self._states[place], self._dtype)
 
     def write(self, place: int, states: States) -> None:
         _copy(states, self._states[place])
@@ -89,6 +90,51 @@ class StateRing:
 
     def _empty(self) -> States:
         return [ort.OrtValue.ortvalue_from_shape_and_type(shape, self._dtype, "webgpu") for shape in self._shapes]
+
+
+class GpuStates(Mapping[str, "NDArray[np.floating]"]):
+    """States of a sequence that stay on the GPU and do not change; an array that is asked for is copied to the host."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, ort.OrtValue],
+        dtype: type[np.floating],
+        read: Callable[[ort.OrtValue], NDArray[np.floating]],
+        *,
+        owner: object = None,
+    ) -> None:
+        """tensors: [1, ...] by name. owner: what has to stay for nothing to write there."""
+        self.tensors, self.dtype = tensors, dtype
+        self._read, self._owner = read, owner
+
+    @property
+    def nbytes(self) -> int:
+        values = sum(math.prod(tensor.shape()) for tensor in self.tensors.values())
+        return values * np.dtype(self.dtype).itemsize
+
+    def __getitem__(self, name: str) -> NDArray[np.floating]:
+        return self._read(self.tensors[name])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def state_tensors(states: RecurrentStates, names: Iterable[str], dtype: type[np.floating]) -> States:
+    """Tensors [1, ...] of that type, to be copied: on the GPU where they are there, else on the host."""
+    if isinstance(states, GpuStates) and states.dtype is dtype:
+        return [states.tensors[name] for name in names]
+    arrays = (np.ascontiguousarray(states[name][None], dtype) for name in names)
+    return [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays]
+
+
+def copies_on_gpu(states: States, dtype: type[np.floating]) -> States:
+    """Copies of tensors of that type on the GPU. Call it with the lock."""
+    copies = [ort.OrtValue.ortvalue_from_shape_and_type(tensor.shape(), dtype, "webgpu") for tensor in states]
+    _copy(states, copies)
+    return copies
 
 
 class RowCopier:

@@ -1,7 +1,11 @@
-"""Prefixes of recurrent models, whose states belong to single positions: from memory, other sequences and the disk."""
+"""Prefixes of recurrent models, whose states belong to single positions: from memory, other sequences and the disk.
+
+By WebGPU: .ci/lavapipe.sh pytest -m webgpu tests/kv_cache/test_recurrent_prefix.py
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +19,7 @@ from embedllm import Completion, Model, load
 from embedllm.backends.base import KeepsStates
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.sessions import recurrent_session
-from embedllm.errors import ContextFull
+from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys
 from embedllm.kv_cache.disk_store import DiskStore
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 SHARED = np.random.default_rng(5).integers(3, 300, 200).tolist()
 MAKERS = {"lfm2": tiny_lfm2, "qwen3_5": tiny_qwen3_5, "falcon_h1": tiny_falcon_h1}
 DEVICES = ("cpu", "openvino", "reference")
+WEBGPU = pytest.param("webgpu", marks=pytest.mark.webgpu)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +55,17 @@ def alone(packages: dict[str, Path]) -> Iterator[dict[str, Model]]:
         model.close()
 
 
+def loaded(
+    package: Path, device: str, *, exact: bool = False, threaded: bool = True, cache_dir: Path | None = None
+) -> Model:
+    """Skips the test where there is no such device."""
+    exact = exact or device == "webgpu"  # which has float16 otherwise
+    try:
+        return load(package, device=device, exact=exact, threaded=threaded, cache_dir=cache_dir)
+    except DeviceUnavailable as error:
+        pytest.skip(str(error))
+
+
 def tail(seed: int, count: int = 20) -> list[int]:
     return np.random.default_rng(100 + seed).integers(3, 300, count).tolist()
 
@@ -67,20 +83,27 @@ def cached(found: Completion) -> int:
     return found.statistics.cached_tokens
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("threaded", [True, False])
+@pytest.mark.parametrize(
+    ("name", "device", "threaded"),
+    [
+        *itertools.product(MAKERS, DEVICES, [True, False]),
+        pytest.param("qwen3_5", "webgpu", True, marks=pytest.mark.webgpu),
+    ],
+)
 def test_a_prefix_that_prompts_have_in_common_is_computed_twice_at_most(
-    threaded: bool, name: str, device: str, packages: dict[str, Path], alone: dict[str, Model]
+    name: str, device: str, threaded: bool, packages: dict[str, Path], alone: dict[str, Model]
 ) -> None:
     """The second prompt shows where they part; the others begin there, whatever was computed in between."""
     prompts = [[*SHARED, *tail(seed)] for seed in range(4)]
-    with load(packages[name], device=device, threaded=threaded) as llm:
+    with loaded(packages[name], device, threaded=threaded) as llm:
+        chunk = llm.runner.engine.chunk
         replies = [reply(llm, prompts[0]), reply(llm, prompts[1])]
         replies.append(reply(llm, prompts[2]))  # the same sequence
         reply(llm, tail(9, 100))  # takes it
         replies.append(reply(llm, prompts[3]))  # from memory
-    assert [cached(each) for each in replies] == [0, 0, len(SHARED), len(SHARED)]
+    first = len(SHARED) // chunk * chunk  # where states are kept, too; webgpu has short chunks with some drivers
+    parting = len(SHARED) if len(SHARED) - first >= MIN_TOKENS else first
+    assert [cached(each) for each in replies] == [0, first, parting, parting]
     assert [tuple(each.tokens) for each in replies] == [fresh(alone[name], prompt) for prompt in prompts]
 
 
@@ -91,12 +114,12 @@ def test_a_beam_search_goes_on_from_a_prefix(threaded: bool, packages: dict[str,
     assert [cached(each) for each in replies] == [0, 0, len(SHARED)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, WEBGPU])
 def test_of_prompts_at_once_the_first_computes_what_they_share(
     device: str, packages: dict[str, Path], alone: dict[str, Model]
 ) -> None:
     prompts = [[*SHARED, *tail(seed)] for seed in range(4)]
-    with load(packages["qwen3_5"], device=device) as llm:
+    with loaded(packages["qwen3_5"], device) as llm:
         replies = llm.generate_batch(prompts, temperature=0, max_tokens=6, stop_tokens=())
     assert [cached(each) for each in replies] == [0, *[len(SHARED)] * 3]
     assert [tuple(each.tokens) for each in replies] == [fresh(alone["qwen3_5"], prompt) for prompt in prompts]
@@ -146,18 +169,18 @@ def test_the_next_turn_of_a_chat_computes_only_what_is_new(packages: dict[str, P
         assert cached(second) >= len(SHARED) + len(first.tokens) - 1  # the last one was not fed yet
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, WEBGPU])
 def test_another_process_takes_whole_blocks_from_the_disk(
     device: str, packages: dict[str, Path], alone: dict[str, Model], tmp_path: Path
 ) -> None:
     prompts = [[*SHARED, *tail(seed)] for seed in range(3)]
-    with load(packages["qwen3_5"], device=device, cache_dir=tmp_path) as llm:
+    with loaded(packages["qwen3_5"], device, cache_dir=tmp_path) as llm:
         reply(llm, prompts[0])
-    with load(packages["qwen3_5"], device=device, cache_dir=tmp_path) as llm:
+    with loaded(packages["qwen3_5"], device, cache_dir=tmp_path) as llm:
         found = reply(llm, prompts[1])
     assert cached(found) == len(SHARED) - len(SHARED) % BLOCK
     assert tuple(found.tokens) == fresh(alone["qwen3_5"], prompts[1])
-    with load(packages["lfm2"], device=device, cache_dir=tmp_path) as llm:  # another model
+    with loaded(packages["lfm2"], device, cache_dir=tmp_path) as llm:  # another model
         assert cached(reply(llm, prompts[1])) == 0
 
 
@@ -263,9 +286,9 @@ def test_states_go_through_the_form_of_a_file_as_they_are(tmp_path: Path) -> Non
         np.testing.assert_array_equal(array.reshape(shapes[name]), states[name])
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(scope="module", params=[*DEVICES, WEBGPU])
 def llm(request: pytest.FixtureRequest, packages: dict[str, Path]) -> Iterator[Model]:
-    with load(packages["falcon_h1"], device=request.param, exact=True) as model:  # else OpenVINO rounds
+    with loaded(packages["falcon_h1"], request.param, exact=True) as model:  # else OpenVINO rounds
         yield model
 
 

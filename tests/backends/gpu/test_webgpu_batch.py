@@ -33,6 +33,7 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
+from embedllm.kv_cache.transfer import exported, kv_mover
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
 from embedllm.types import Logits
@@ -309,19 +310,36 @@ def test_a_batch_grows_with_a_sequence(
     engine.close()
 
 
-def test_kv_of_a_sequence_in_a_batch_can_be_taken(device: Device, tiny_package: Callable[..., Path]) -> None:
-    package = open_package(tiny_package("qwen3"))
-    model = Loaded(package, device)
+def test_others_take_a_prefix_of_a_sequence_in_a_batch(model: Loaded) -> None:
+    """One that was in the batch, too, and a new one: the newest KV and states are in the batch's rows only."""
     sessions = opened(model, (20, 31))
+    sessions.append(model.engine.open())
+    sessions[2].feed(STREAMS[1][:9])
     for _ in range(4):
-        model.step(sessions)
-    source = plain(sessions[1])
-    other = model.engine.open()
-    assert isinstance(other, CapturedSession)
-    other.import_state(source.export_stored([(0, 34)])[0])
-    model.step([sessions[0], sessions[1], other], streams=[0, 1, 1])
-    close([*sessions, other])
-    model.engine.close()
+        model.step(sessions, streams=[0, 1, 1])
+    sessions[2].rewind(9)
+    for taker in (sessions[2], model.engine.open()):
+        slot = plain(sessions[1]).slot
+        assert slot is not None
+        assert slot.is_newer
+        take_rest(taker, sessions[1])
+        sessions += [] if taker in sessions else [taker]
+        for _ in range(2):
+            model.step(sessions, streams=[0, 1, 1, 1][: len(sessions)])
+    close(sessions)
+
+
+def take_rest(session: Session, source: Session) -> None:
+    """Takes what another one holds more of the second text."""
+    start, stop = session.position, source.position
+    mover, source_mover = kv_mover(session), kv_mover(source)
+    assert mover is not None
+    assert source_mover is not None
+    if isinstance(session, StatefulSession) and isinstance(source, StatefulSession):
+        states = source.export_states(stop)
+        assert session.import_prefix(STREAMS[1][start:stop], [exported(source_mover, start, stop)], states)
+    else:
+        mover.import_state(exported(source_mover, start, stop))
 
 
 def test_a_wrong_batch_is_given_up(model: Loaded, device: Device, monkeypatch: pytest.MonkeyPatch,

@@ -18,14 +18,21 @@ import pytest
 import embedllm
 from embedllm import Completion, Sampling
 from embedllm.backends.base import Device, Foresees, Interrupted, Session
-from embedllm.backends.gpu import webgpu_steps
+from embedllm.backends.gpu import webgpu_states, webgpu_steps
 from embedllm.backends.gpu.recurrent_session import CapturedRecurrentSession, RecurrentSession
 from embedllm.backends.gpu.webgpu import WebGpuEngine
-from embedllm.backends.gpu.webgpu_states import PLACES
+from embedllm.backends.gpu.webgpu_states import PLACES, GpuStates
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
+from embedllm.backends.ort.runtime import ort
 from embedllm.backends.reference.engine import ReferenceEngine
+from embedllm.backends.sessions.kv_arrays import on_host
 from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
+from embedllm.kv_cache.disk_store import DiskStore
+from embedllm.kv_cache.recurrent_prefix import _from_kv as from_kv
+from embedllm.kv_cache.recurrent_prefix import as_kv
+from embedllm.kv_cache.transfer import exported
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
 from embedllm.sampling.sampler import Sampler
@@ -92,6 +99,12 @@ def delta(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def exact_greedy(package: Package, tokens: list[int], count: int) -> list[int]:
     return greedy(ReferenceEngine(package).open(), tokens, count)
+
+
+def stateful(engine: WebGpuEngine) -> StatefulSession[object]:
+    session: Session = engine.open()
+    assert isinstance(session, StatefulSession)
+    return session
 
 
 def plain_of(session: Session) -> CapturedRecurrentSession:
@@ -181,6 +194,89 @@ def test_a_rewind_goes_back_to_copies_on_the_gpu(delta: Loaded) -> None:
         session.rewind(len(PROMPT) - 1)
     assert replies == [exact_greedy(delta.package, PROMPT, 13)] * 3
     session.close()
+
+
+def test_a_prefix_is_taken_of_one_whose_steps_ran_ahead(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the GPU, by a captured session and by one that is not, and through the host; the steps leave no trace."""
+    monkeypatch.setattr(webgpu_steps, "_AHEAD_S", 60.0)
+    for engine in (model.captured, model.plain):
+        source = stateful(engine)
+        tokens = [*PROMPT, *greedy(source, PROMPT, 9)]
+        stop = source.position  # the last token was not fed
+        assert engine is model.plain or plain_of(source)._frontier > stop
+        for to_host in (False, True):
+            assert source.kv is not None
+            kv, states = exported(source.kv, 3, stop), source.export_states(stop)
+            assert isinstance(states, GpuStates)
+            assert states.nbytes == sum(array.nbytes for array in states.values())
+            other = stateful(engine)
+            other.feed(tokens[:3])
+            assert other.import_prefix(tokens[3:stop], [on_host(kv) if to_host else kv],
+                                       dict(states) if to_host else states)  # fmt: skip
+            assert greedy(other, tokens[stop:], 5) == exact_greedy(model.package, tokens, 5)
+            other.rewind(stop)  # to a copy of them
+            assert greedy(other, tokens[stop:], 5) == exact_greedy(model.package, tokens, 5)
+            other.close()
+        source.rewind(5)
+        source.feed(tokens[5:stop])
+        assert greedy(source, tokens[stop:], 5) == exact_greedy(model.package, tokens, 5)
+        source.close()
+
+
+def test_states_that_cannot_be_taken_change_nothing(delta: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The KV before them was, and some of the states are written."""
+    right = webgpu_states._copy
+
+    def fails(source: list[ort.OrtValue], to: list[ort.OrtValue]) -> None:
+        right(source[:1], to[:1])
+        patch.undo()
+        raise RuntimeError("out of something")
+
+    for engine in (delta.captured, delta.plain):
+        for held in (0, 3):
+            source, other = stateful(engine), stateful(engine)
+            source.feed(PROMPT)
+            if held:
+                other.feed(PROMPT[:held])
+            assert source.kv is not None
+            kv, states = exported(source.kv, held, len(PROMPT)), source.export_states(len(PROMPT))
+            with monkeypatch.context() as patch:
+                patch.setattr(webgpu_states, "_copy", fails)
+                with pytest.raises(DeviceError, match="out of something"):
+                    other.import_prefix(PROMPT[held:], [kv], states)
+            assert other.position == held
+            assert other.kept() == ([held] if held else [])
+            assert greedy(other, PROMPT[held:], 5) == exact_greedy(delta.package, PROMPT, 5)
+            source.close()
+            other.close()
+
+
+def test_states_of_float16_go_to_the_disk_and_back_as_they_are(device: Device, delta: Loaded, tmp_path: Path) -> None:
+    graph = delta.package.graph("webgpu-float16")
+    assert graph is not None
+    engine = WebGpuEngine(delta.package, graph, device)
+    source, other = stateful(engine), stateful(engine)
+    source.feed(PROMPT)
+    assert source.kv is not None
+    states, kv = source.export_states(len(PROMPT)), exported(source.kv, 0, len(PROMPT))
+    store, shapes = DiskStore(tmp_path, budget_bytes=1 << 20), source.state_shapes
+    store.write(b"key" * 8, PROMPT[-1:], as_kv(states, shapes), {})
+    stored = store.read(b"key" * 8, PROMPT[-1:])
+    assert stored is not None
+    restored = from_kv(stored, shapes)
+    assert restored is not None
+    assert {name: (array.dtype, array.shape) for name, array in restored.items()} == {
+        name: (np.float16, shape) for name, shape in shapes.items()
+    }
+    wider = {name: array.astype(np.float32) for name, array in restored.items()}
+    for each in (restored, wider):
+        assert other.import_prefix(PROMPT, [kv], each)
+        for name, array in other.export_states(len(PROMPT)).items():
+            np.testing.assert_array_equal(array, states[name])
+        other.rewind(0)
+    source.close()
+    other.close()
+    engine.close()
 
 
 def test_sequences_in_turn_do_not_disturb_each_other_nor_those_before_them(delta: Loaded) -> None:
