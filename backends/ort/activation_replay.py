@@ -18,14 +18,13 @@ from embedllm.package.onnx_reader import INT64, read_makers, read_versions
 from embedllm.package.onnx_writer import constant, graph_input, graph_output, more_of_graph, node
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from embedllm.backends.ort.recurrent_state import Buffers, States
 
 _MOST = 32  # tokens: of a step with the most drafts; at the shape of Qwen 3.5 0.8B they take 0.7 MB each
 FROM = "activations_from"  # input: the first token of a feed whose activations are given
 _NONE = 2**62  # no token
-_AXIS, _END = "activations.axis", "activations.end"
+_AXIS, _END, _ZERO = "activations.axis", "activations.end", "activations.zero"
+_COUNT, _REST = "count", "rest"  # inputs of replay: how many tokens are accepted, and less how many are not
 
 
 class _Rule(NamedTuple):
@@ -46,32 +45,34 @@ class ReplayGraph:
         """
         self._new_options, self._versions = new_options, read_versions(data)
         self._session: ort.InferenceSession | None = None
-        self.convolved: dict[str, str] = {}  # by state: the output of which some rows are that state
-        self.rules: list[_Rule] = []
-        wide: list[str] = []  # values by layer, [1, T, heads * size], of convolutions with the rows before these
+        self._convolved: dict[str, str] = {}  # by state: the output that has its rows
+        self._rules: list[_Rule] = []
+        wide: list[str] = []  # [1, T, heads * size] by layer, of convolutions with the rows before these, and a state
         presents = {name: f"present_{name}" for name in names}
         makers = read_makers(data, presents.values())
         for name, present in presents.items():
             operator, inputs = makers[present].node.operator, makers[present].node.inputs
             if operator == "Slice":
-                self.convolved[name] = _sliced(inputs[0])
-                wide.append(inputs[0])
+                self._convolved[name] = _sliced(inputs[0])
+                wide += [inputs[0], present]
             elif operator == "LinearAttention":
                 _, keys, values, _, *gates = inputs
-                self.rules.append(_Rule(makers[present].operator, name, (_sliced(keys), _sliced(values), *gates)))
+                self._rules.append(_Rule(makers[present].operator, name, (_sliced(keys), _sliced(values), *gates)))
                 wide += [keys, values]
             else:
                 raise KeyError(operator)
-        self._wide = wide
-        self.outputs = [*map(_sliced, wide), *(gate for rule in self.rules for gate in rule.read[2:])]
+        self._states, self._wide = list(presents), wide
+        self.recurrent = [rule.state for rule in self._rules]  # states
+        self.outputs = [*self._convolved.values(), *(value for rule in self._rules for value in rule.read)]
 
     def extension(self) -> bytes:
         """What is to stand behind the graph for it to have these outputs.
 
         They are empty but in feeds that ask for them; not the gates, [1, T, heads], which are small.
         """
-        # the other way round: ONNX Runtime begins with the last node that nobody reads, and what these read would be
-        # kept for all layers until the end of a prompt (1.32; 302 MB of 512 tokens at the shape of Qwen 3.5 0.8B)
+        # ONNX Runtime (1.32) begins with the last node that nobody reads, and with what that needs. So they stand the
+        # other way round, and the first layer's are computed first, together with its state: else what they are of
+        # stayed in memory until the end of a prompt, of all layers (docs/concepts.md#recurrent-models)
         parts = [node("Slice", [value, FROM, _END, _AXIS], [_sliced(value)]) for value in reversed(self._wide)]
         parts += map(graph_output, self.outputs)
         parts += [graph_input(FROM, INT64), constant(FROM, _NONE), constant(_END, _NONE), constant(_AXIS, 1)]
@@ -81,12 +82,18 @@ class ReplayGraph:
     def session(self) -> ort.InferenceSession:
         """Of the graph that computes the states of all layers, each for itself."""
         if self._session is None:
-            parts: list[bytes] = []
-            for rule in self.rules:
-                past, present = f"past_{rule.state}", f"present_{rule.state}"
-                keys, values, *gates = rule.read  # keys in place of queries, whose results nobody reads
-                parts.append(node(rule.operator, [keys, keys, values, past, *gates], [f"found.{rule.state}", present]))
-                parts += [graph_output(present), *map(graph_input, (past, *rule.read))]
+            parts = [graph_input(_COUNT, INT64), graph_input(_REST, INT64), constant(_ZERO, 0), constant(_AXIS, 1)]
+            parts += [graph_input(name) for name in self.outputs]
+            parts += [graph_output(f"present_{state}") for state in self._states]
+            for state, seen in self._convolved.items():
+                parts.append(node("Slice", [seen, _COUNT, _REST, _AXIS], [f"present_{state}"]))
+            for rule in self._rules:
+                first = [f"{name}.first" for name in rule.read]
+                parts += [node("Slice", [name, _ZERO, _REST, _AXIS], [f"{name}.first"]) for name in rule.read]
+                keys, values, *gates = first  # keys in place of queries, whose results nobody reads
+                outputs = [f"found.{rule.state}", f"present_{rule.state}"]
+                parts.append(node(rule.operator, [keys, keys, values, f"past_{rule.state}", *gates], outputs))
+                parts.append(graph_input(f"past_{rule.state}"))
             model = self._versions + more_of_graph(parts)
             options = self._new_options()
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
@@ -100,8 +107,8 @@ class Activations:
         self._graph = graph
         self._is_asked = False
         self._start = self._end = 0  # positions
-        self._values: dict[str, NDArray[np.float32]] = {}  # by output
-        self._held: list[ort.OrtValue] = []  # whose memory that is
+        self._count = 0  # tokens that there are values of, whatever was rewound since
+        self._values: dict[str, ort.OrtValue] = {}  # by output
         self._all = ort.OrtValue.ortvalue_from_numpy(np.array([0], np.int64))  # the value of FROM
 
     def ask(self, count: int) -> bool:
@@ -121,9 +128,8 @@ class Activations:
         """Takes what a feed of tokens from that position on has given."""
         if self._is_asked and self._graph is not None:
             names = self._graph.outputs
-            self._held = list(binding.get_outputs()[-len(names) :])  # the last that were bound
-            self._values = {name: value.numpy() for name, value in zip(names, self._held, strict=True)}
-            self._start, self._end = position, position + count
+            self._values = dict(zip(names, binding.get_outputs()[-len(names) :], strict=True))  # the last to be bound
+            self._start, self._end, self._count = position, position + count, count
 
     def rewind(self, position: int) -> None:
         """Forgets those of the tokens from there on."""
@@ -132,7 +138,7 @@ class Activations:
             self.forget()
 
     def forget(self) -> None:
-        self._values, self._held = {}, []
+        self._values = {}
         self._start = self._end = 0
 
     def reach(self, start: int, position: int) -> bool:
@@ -146,19 +152,15 @@ class Activations:
     def _compute(self, past: Buffers, present: Buffers, count: int) -> None:
         graph = self._graph
         assert graph is not None  # of values that it gave
-        for state, seen in graph.convolved.items():
-            rows = present[state].shape()[1]
-            present[state].update_inplace(self._values[seen][:, count : count + rows])
-        if not graph.rules:
-            return
         binding = graph.session.io_binding()
-        bound: list[ort.OrtValue] = []  # some versions of the binding do not hold them (1.24 to 1.27)
-        for rule in graph.rules:
-            binding.bind_ortvalue_input(f"past_{rule.state}", past[rule.state])
-            binding.bind_ortvalue_output(f"present_{rule.state}", present[rule.state])
-            for name in rule.read:
-                bound.append(ort.OrtValue.ortvalue_from_numpy(self._values[name][:, :count]))
-                binding.bind_ortvalue_input(name, bound[-1])
+        # kept until the run is over: some versions of the binding do not hold them (1.24 to 1.27)
+        rows = [ort.OrtValue.ortvalue_from_numpy(np.array([n], np.int64)) for n in (count, count - self._count)]
+        inputs = dict(zip((_COUNT, _REST), rows, strict=True)) | self._values
+        inputs |= {f"past_{state}": past[state] for state in graph.recurrent}
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for state, value in present.items():
+            binding.bind_ortvalue_output(f"present_{state}", value)
         graph.session.run_with_iobinding(binding, run_options())
 
 
