@@ -2,7 +2,8 @@
 
 Some layers of such a model keep a state of fixed size that each token changes, so that an earlier one cannot be told
 from a later one. Copies are made where a feed of several tokens begins or has ended, and for drafts, until these are
-accepted; between two copies the tokens from the earlier one on are fed again, together with the next feed
+accepted; between two copies the tokens from the earlier one on are fed again, together with the next feed. Not behind
+accepted drafts where what is wrapped can replay activations: it computes their states alone
 (docs/concepts.md#recurrent-models).
 """
 
