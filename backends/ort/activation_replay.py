@@ -109,7 +109,7 @@ class Activations:
         self._start = self._end = 0  # positions
         self._count = 0  # tokens that there are values of, whatever was rewound since
         self._values: dict[str, ort.OrtValue] = {}  # by output
-        self._all = ort.OrtValue.ortvalue_from_numpy(np.array([0], np.int64))  # the value of FROM
+        self._all, self._none = (ort.OrtValue.ortvalue_from_numpy(np.array([first], np.int64)) for first in (0, _NONE))
 
     def ask(self, count: int) -> bool:
         """Before a feed of that many tokens; whether it will give them."""
@@ -123,6 +123,12 @@ class Activations:
             binding.bind_ortvalue_input(FROM, self._all)
             for name in self._graph.outputs:
                 binding.bind_output(name)
+
+    def unbind(self, binding: ort.IOBinding) -> None:
+        """After such a feed: no output is bound any more, and the next feeds will give none of these."""
+        self._is_asked = False
+        binding.bind_ortvalue_input(FROM, self._none)
+        binding.clear_binding_outputs()
 
     def take(self, binding: ort.IOBinding, position: int, count: int) -> None:
         """Takes what a feed of tokens from that position on has given."""

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -242,8 +241,12 @@ class OrtEngine:
             model = with_adapters(path, self.package.decoder)
         if self.package.decoder.is_recurrent:
             model = path.read_bytes() if model is None else model
-            with suppress(KeyError):  # of an earlier version: tokens are fed again
+            try:
                 self.replay_graph = ReplayGraph(model, state_shapes(self.package.decoder), self._new_options)
+            except KeyError:
+                remedy = graph_command(self.package.folder, self.graph.variant)
+                _log.info("'%s' is of an earlier version: accepted drafts are fed again. Run %s", path, remedy)
+            else:
                 model += self.replay_graph.extension()
         return model
 

@@ -162,8 +162,7 @@ class OrtSession:
         try:
             return self.feed_all(tokens)
         finally:
-            self._activations.ask(0)
-            self._unbind()  # from their outputs
+            self._unbind_activations()
 
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
         """What is fed in runs of their own: an image whose tokens attend to one another."""
@@ -327,6 +326,16 @@ class OrtSession:
         self._is_bound = False
         self._bound_hidden = 0
         self._image_inputs = []
+
+    def _unbind_activations(self) -> None:
+        """The binding as it was before a feed that gave them; an adapter stays bound."""
+        binding = self._binding
+        assert binding is not None  # as it was fed
+        self._activations.unbind(binding)
+        binding.bind_output("logits")
+        if self._is_bound:
+            bind_kv(binding, self.kv)
+        self._bound_hidden = 0
 
     def _end_feed(self) -> None:
         if self.shared is not None:

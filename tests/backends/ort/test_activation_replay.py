@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -214,6 +215,7 @@ def test_a_feed_that_asks_for_none_gives_no_activations(qwen: Path) -> None:
     assert FROM in inputs
     session = opened(engine)
     session.feed(list(range(3, 43)))
+    session.feed_rows([5, 6, 7])  # which asks
     assert isinstance(session._plain, OrtSession)
     binding = session._plain._prepare([1, 2, 3], logits_from=-1)
     wide = [name for name in graph.outputs if name.startswith("activations.")]
@@ -223,13 +225,15 @@ def test_a_feed_that_asks_for_none_gives_no_activations(qwen: Path) -> None:
     assert {value.shape()[1] for value in binding.get_outputs()[-len(wide) :]} == {0}
 
 
-def test_graphs_with_other_operators_are_fed_again(tmp_path: Path) -> None:
+def test_graphs_with_other_operators_are_fed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tiny_olmo_hybrid(tmp_path / "package", GPU_FLOAT32.name)
+    caplog.set_level(logging.INFO, "embedllm")
     session = opened(engine_of(folder, variant=GPU_FLOAT32.name))
     session.feed([5, 6, 7])
     session.feed_rows([9, 10, 11])
     session.rewind(5)
     assert session._replayer() is None
+    assert "accepted drafts are fed again" in caplog.text
     Judge(folder).check([5, 6, 7, 9, 10, 12], values([session.feed([12])]))
 
 
