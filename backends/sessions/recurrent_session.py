@@ -218,6 +218,11 @@ class StatefulSession(Generic[S]):
         """What is wrapped, where a step can be fed to it as to any session; None: other tokens are to be fed first."""
         return self._plain if self._is_restored and self._plain.position == self.position else None
 
+    def restore(self) -> None:
+        """Computes the states that a rewind has left to the next feed, where no token is fed again for that."""
+        if self._replayer() is not None:
+            self._go_back()
+
     def begin_step(self) -> None:
         """Before one token is fed to what is wrapped, in a run of several sessions."""
         self._note(many=False)
@@ -315,6 +320,7 @@ def step_together(
     positions = [session.position for session in sessions]
     together: dict[int, BatchRow] = {}  # by their places among the rows
     for at, (session, (_, tokens)) in enumerate(zip(sessions, rows, strict=True)):
+        session.restore()
         plain = session.steps_from
         if plain is not None and joins(plain, tokens[0]):
             together[at] = BatchRow(plain, tokens)
