@@ -16,6 +16,7 @@ import numpy as np
 from embedllm.backends.base import Device, Unsupported
 from embedllm.backends.images import ImageFeatures
 from embedllm.backends.options import DEFAULT, RuntimeOptions
+from embedllm.backends.ort.activation_replay import ReplayGraph
 from embedllm.backends.ort.batch import MAX_BATCH, Batch
 from embedllm.backends.ort.runtime import (
     RECORDS_ASSIGNMENTS,
@@ -49,6 +50,7 @@ from embedllm.package.graph_variants import (
     WITH_QMOE,
 )
 from embedllm.package.package import Package
+from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import kv_windows
 from embedllm.sampling.numpy_logits import NumpyLogits
 
@@ -197,6 +199,7 @@ class OrtEngine:
             for part in ("key", "value")
             if window is not None
         }
+        self.replay_graph: ReplayGraph | None = None
         self._pages = HugePages()
         with load_errors(path), self._pages:
             self._session = self._start(path, options, attachment, weights_folder)
@@ -212,17 +215,13 @@ class OrtEngine:
         self, path: Path, options: ort.SessionOptions, attachment: Attachment | None, weights_folder: Path | None
     ) -> ort.InferenceSession:
         if attachment is None:
-            model: str | bytes = os.fspath(path)
-            if weights_folder is not None:
+            model = self._changed_model(path)
+            if model is None and weights_folder is not None:
                 model = path.read_bytes()  # of a file, its own folder is that of the weights
-                options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(weights_folder))
-            if self.adapts:
-                with needs("onnx", "LoRA adapters on the CPU"):
-                    from embedllm.backends.ort.lora import with_adapters
-
-                model = with_adapters(path, self.package.decoder)
-                options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
-            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+            if model is not None:
+                options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(weights_folder or path.parent))
+            source = os.fspath(path) if model is None else model
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         options.add_session_config_entry(RECORDS_ASSIGNMENTS, "1")
         attachment.add(options)
         own = attachment.model(path)
@@ -231,6 +230,25 @@ class OrtEngine:
         self.only_last = True
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(path.parent))
         return ort.InferenceSession(own, options, enable_fallback=0)
+
+    def _changed_model(self, path: Path) -> bytes | None:
+        """The graph with inputs for adapters and outputs for activation replay; None: the file as it is."""
+        model = None
+        if self.adapts:
+            with needs("onnx", "LoRA adapters on the CPU"):
+                from embedllm.backends.ort.lora import with_adapters
+
+            model = with_adapters(path, self.package.decoder)
+        if self.package.decoder.is_recurrent:
+            model = path.read_bytes() if model is None else model
+            try:
+                self.replay_graph = ReplayGraph(model, state_shapes(self.package.decoder), self._new_options)
+            except KeyError:
+                remedy = graph_command(self.package.folder, self.graph.variant)
+                _log.info("'%s' is of an earlier version: accepted drafts are fed again. Run %s", path, remedy)
+            else:
+                model += self.replay_graph.extension()
+        return model
 
     def _open_images(self, attachment: Attachment | None) -> tuple[ImageFeatures | None, Unsupported | None]:
         """The features of images for the graph; or why it takes none, though the model sees."""

@@ -10,6 +10,7 @@ import numpy as np
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.images import text_and_images
 from embedllm.backends.mrope import open_places
+from embedllm.backends.ort.activation_replay import Activations
 from embedllm.backends.ort.binding import bind_adapter, bind_kv
 from embedllm.backends.ort.recurrent_state import HostStateMemory, KeptStates, States
 from embedllm.backends.ort.runtime import feed_errors, ort, run_options
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from embedllm.backends.base import Cached, KeyValues, RecurrentStates, Span
     from embedllm.backends.images import ImageFeatures
+    from embedllm.backends.ort.activation_replay import ReplayGraph
     from embedllm.backends.sessions.shared_kv import SharedKv
     from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
@@ -44,6 +46,7 @@ class SessionHost(Protocol):
     hidden_rows: int  # of the last tokens of a feed, whose hidden states the graph shall give; 0: it cannot
     images: ImageFeatures | None
     windows: dict[str, int]  # by the name of the keys or values
+    replay_graph: ReplayGraph | None  # where its graph gives what that takes
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -88,6 +91,7 @@ class OrtSession:
         self.retention = WindowedKvRetention(engine.windows)
         self._was_many = False  # the last feed: a prompt
         self.state_buffers = States(self._decoder, HostStateMemory())
+        self._activations = Activations(engine.replay_graph)
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._logits_size), engine.dtype)
         self._unbind()
@@ -122,8 +126,9 @@ class OrtSession:
     def begin_feed(self, count: int) -> None:
         """Call before that many tokens are fed, when the session's position is final.
 
-        Frees what no window sees any more.
+        Frees what no window sees any more, and what was kept of the feed before.
         """
+        self._activations.forget()
         if count == 1 and self._was_many:
             self.retention.end_prompt(self.position)
         self._was_many = count > 1
@@ -150,6 +155,15 @@ class OrtSession:
         self._end_feed()
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
+    def feed_drafts(self, tokens: Sequence[int]) -> F32:
+        self.check(tokens)
+        if not self._activations.ask(len(tokens)):
+            return self.feed_all(tokens)
+        try:
+            return self.feed_all(tokens)
+        finally:
+            self._unbind_activations()
+
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
         """What is fed in runs of their own: an image whose tokens attend to one another."""
         return text_and_images(tokens) if self._images is not None and self._images.bidirectional else [tokens]
@@ -174,6 +188,7 @@ class OrtSession:
                 "the tokens from there on again."
             )
         self.position = position
+        self._activations.rewind(position)
         if self._places is not None:
             self._places.rewind(position)
         self.retention.rewind(position)
@@ -199,6 +214,14 @@ class OrtSession:
 
     def set_states(self, states: KeptStates) -> None:
         self.state_buffers.put(states)
+
+    def can_replay(self, start: int, position: int) -> bool:
+        return self._activations.reach(start, position)
+
+    def replay(self, position: int) -> None:
+        self.rewind(position)
+        with feed_errors(position, lambda: False):
+            self._activations.replay(self.state_buffers, position)
 
     def copied(self, states: KeptStates) -> RecurrentStates:
         return {name: value.numpy()[0].copy() for name, value in states.buffers.items()}
@@ -269,6 +292,7 @@ class OrtSession:
 
     def close(self) -> None:
         self.state_buffers.close()
+        self._activations.forget()
         if self.shared is not None:
             self.shared.close(self)
         self._binding = None
@@ -303,6 +327,16 @@ class OrtSession:
         self._bound_hidden = 0
         self._image_inputs = []
 
+    def _unbind_activations(self) -> None:
+        """The binding as it was before a feed that gave them; an adapter stays bound."""
+        binding = self._binding
+        assert binding is not None  # as it was fed
+        self._activations.unbind(binding)
+        binding.bind_output("logits")
+        if self._is_bound:
+            bind_kv(binding, self.kv)
+        self._bound_hidden = 0
+
     def _end_feed(self) -> None:
         if self.shared is not None:
             self.shared.end_feed(self)
@@ -333,6 +367,7 @@ class OrtSession:
         if self._places:
             self._bind_tables(end)
         self.state_buffers.bind(binding)
+        self._activations.bind(binding)
         return binding
 
     def _bind_hidden(self, binding: ort.IOBinding, count: int, *, is_all: bool) -> None:
@@ -380,6 +415,7 @@ class OrtSession:
         with feed_errors(self.position, lambda: options is self._run_options and self.is_stopping):
             self._session.run_with_iobinding(binding, options)
         self.state_buffers.advance()
+        self._activations.take(binding, self.position, count)
         self.position += count
         if self.hidden is not None:
             self.hidden.put(self.position, self._given_hidden[0])

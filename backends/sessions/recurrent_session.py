@@ -2,7 +2,8 @@
 
 Some layers of such a model keep a state of fixed size that each token changes, so that an earlier one cannot be told
 from a later one. Copies are made where a feed of several tokens begins or has ended, and for drafts, until these are
-accepted; between two copies the tokens from the earlier one on are fed again, together with the next feed
+accepted; between two copies the tokens from the earlier one on are fed again, together with the next feed. Not behind
+accepted drafts where what is wrapped can replay activations: it computes their states alone
 (docs/concepts.md#recurrent-models).
 """
 
@@ -68,6 +69,23 @@ class MovesStates(Protocol[S_contra]):
         ...
 
 
+@runtime_checkable
+class ReplaysActivations(Protocol):
+    """What is wrapped, where its states can be computed without the model's matrices, token by token."""
+
+    def feed_drafts(self, tokens: Sequence[int]) -> F32:
+        """As feed_all; keeps what that takes of these tokens, until the next feed."""
+        ...
+
+    def can_replay(self, start: int, position: int) -> bool:
+        """Whether replay() can get from the states of one position to those of another one."""
+        ...
+
+    def replay(self, position: int) -> None:
+        """Rewinds to a position, and computes its states of those that were set."""
+        ...
+
+
 class _Engine(Engine, Protocol):
     package: Package
 
@@ -107,7 +125,8 @@ class StatefulSession(Generic[S]):
         plain = self._plain
         if isinstance(plain, FeedsRows):
             return self._fed(tokens, plain.feed_rows, are_drafts=True)[-len(tokens) :]
-        return [NumpyLogits(row) for row in self._fed(tokens, plain.feed_all, are_drafts=True)[-len(tokens) :]]
+        feed = plain.feed_drafts if isinstance(plain, ReplaysActivations) else plain.feed_all
+        return [NumpyLogits(row) for row in self._fed(tokens, feed, are_drafts=True)[-len(tokens) :]]
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -115,7 +134,9 @@ class StatefulSession(Generic[S]):
         del self._tokens[position:]
         self._copies = {at: states for at, states in self._copies.items() if at <= position}
         self._preferred = {at for at in self._preferred if at <= position}
-        if self._plain.position > position:
+        if self._replayer() is not None:
+            self._is_restored = False  # before the next feed: a step that is clocked, if there is one
+        elif self._plain.position > position:
             self._go_back()
 
     def adapt(self, adapter: Adapter | None) -> None:
@@ -197,6 +218,11 @@ class StatefulSession(Generic[S]):
         """What is wrapped, where a step can be fed to it as to any session; None: other tokens are to be fed first."""
         return self._plain if self._is_restored and self._plain.position == self.position else None
 
+    def restore(self) -> None:
+        """Computes the states that a rewind has left to the next feed, where no token is fed again for that."""
+        if self._replayer() is not None:
+            self._go_back()
+
     def begin_step(self) -> None:
         """Before one token is fed to what is wrapped, in a run of several sessions."""
         self._note(many=False)
@@ -237,7 +263,7 @@ class StatefulSession(Generic[S]):
         if self._draft != at or not are_drafts:
             self._draft = None
         if at and (many or self._was_many) and at not in self._copies:
-            self._draft = at if are_drafts else None
+            self._draft = at if are_drafts and not self._was_many else None  # the end of a prompt is kept
             self._keep_states()
         self._was_many = many and not are_drafts
 
@@ -249,11 +275,29 @@ class StatefulSession(Generic[S]):
     def _go_back(self) -> None:
         """To the last copy, or to the beginning. Where the device fails, it is done before the next feed."""
         self._is_restored = False
-        at = max(self._copies, default=0)
-        self._plain.rewind(at)
-        if at:
-            self._plain.set_states(self._copies[at])
+        at, plain, replayer = max(self._copies, default=0), self._plain, self._replayer()
+        if replayer is not None:
+            plain.set_states(self._last_copy(at))
+            replayer.replay(self.position)
+        else:
+            plain.rewind(at)
+            if at:
+                plain.set_states(self._copies[at])
         self._is_restored = True
+
+    def _replayer(self) -> ReplaysActivations | None:
+        """What is wrapped, where it gets from the last copy to the position without feeding tokens again."""
+        at, plain = max(self._copies, default=0), self._plain
+        if not at or plain.position <= self.position or not isinstance(plain, ReplaysActivations):
+            return None
+        return plain if plain.can_replay(at, self.position) else None
+
+    def _last_copy(self, at: int) -> S:
+        """A copy from which states are computed: in its place, where it was for drafts only."""
+        if at != self._draft:
+            return self._copies[at]
+        self._draft = None
+        return self._copies.pop(at)
 
 
 def step_together(
@@ -276,6 +320,7 @@ def step_together(
     positions = [session.position for session in sessions]
     together: dict[int, BatchRow] = {}  # by their places among the rows
     for at, (session, (_, tokens)) in enumerate(zip(sessions, rows, strict=True)):
+        session.restore()
         plain = session.steps_from
         if plain is not None and joins(plain, tokens[0]):
             together[at] = BatchRow(plain, tokens)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -48,7 +49,7 @@ class _Function:
 class _Node:
     """Of NodeProto."""
 
-    INPUT, OUTPUT, OP_TYPE, ATTRIBUTE = 1, 2, 4, 5
+    INPUT, OUTPUT, NAME, OP_TYPE, ATTRIBUTE = 1, 2, 3, 4, 5
 
 
 class _Attribute:
@@ -109,6 +110,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """The node that makes a value, to be written into another graph."""
+
+    node: Node
+    operator: bytes  # as the file has it: what it computes, and its attributes; without names and values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSummary:
     """A file's graph."""
 
@@ -138,6 +147,19 @@ def with_any_size(data: bytes, output: str, axis: int) -> bytes:
     """
     at = _Reader(data).dimension_of(output, axis)
     return data if at is None or data[slice(*at)] != _DECLARED_1 else data[: at[0]] + _UNDECLARED + data[at[1] :]
+
+
+def read_makers(data: bytes, values: Collection[str]) -> dict[str, Maker]:
+    """What makes some values of a graph, by value, without those that no node makes; nothing else is looked at.
+
+    Raises ValueError for what is no ONNX file.
+    """
+    return _Reader(data).makers(values)
+
+
+def read_versions(data: bytes) -> bytes:
+    """A model without its graph and its functions: versions of the format and of the operators, who wrote it."""
+    return _Reader(data).without((0, len(data)), {_Model.GRAPH, _Model.FUNCTIONS})
 
 
 def _signed(value: int) -> int:
@@ -201,6 +223,26 @@ class _Reader:
             if number == _Graph.OUTPUT:
                 spans = [span for span in spans if self._value_info(span).name == output]
         return spans[axis] if axis < len(spans) else None
+
+    def makers(self, values: Collection[str]) -> dict[str, Maker]:
+        found: dict[str, Maker] = {}
+        names = re.compile(b"|".join(re.escape(value.encode()) for value in values))
+        for number, _, graph in self._fields((0, len(self._data))):
+            for part, _, span in self._fields(graph) if number == _Model.GRAPH else ():
+                if part == _Graph.NODE and names.search(self._data, *span):
+                    node = self._node(span, [])
+                    operator = self.without(span, {_Node.INPUT, _Node.OUTPUT, _Node.NAME})
+                    found |= {value: Maker(node=node, operator=operator) for value in values if value in node.outputs}
+        return found
+
+    def without(self, span: Span, numbers: Collection[int]) -> bytes:
+        """A message without its fields of these numbers."""
+        kept, start = [], span[0]
+        for number, _, (_, end) in self._fields(span):
+            if number not in numbers:
+                kept.append(self._data[start:end])
+            start = end
+        return b"".join(kept)
 
     def _node(self, span: Span, graphs: list[Span]) -> Node:
         """graphs: takes those that it holds."""
@@ -287,14 +329,15 @@ class _Reader:
 
     def _fields(self, span: Span) -> _Fields:
         at, end = span
+        data = self._data
         while at < end:
-            key, at = self._varint(at, end)
+            key, at = (data[at], at + 1) if data[at] < 128 else self._varint(at, end)
             wire, value, part = key & 7, 0, (at, at)
             if wire == _VARINT:
                 value, at = self._varint(at, end)
                 part = at, at
             elif wire == _BYTES:
-                length, at = self._varint(at, end)
+                length, at = (data[at], at + 1) if at < end and data[at] < 128 else self._varint(at, end)
                 part = at, at + length
                 at += length
             elif wire in (_FIXED64, _FIXED32):

@@ -1,12 +1,12 @@
-"""What forgetting guesses costs a sequence: a feed of several tokens, a rewind to behind the first, the next token.
+"""What forgetting guesses costs a sequence: a feed of several tokens, a rewind behind the right ones, the next token.
 
-    python tests/benchmarks/bench_rollback.py FOLDER --device cuda [--guesses 3] [--prompt 512] [--rounds 20]
-        [--head FOLDER/eagle]
+    python tests/benchmarks/bench_rollback.py FOLDER --device cuda [--guesses 3] [--right 0] [--prompt 512]
+        [--rounds 20] [--head FOLDER/eagle]
 
 Medians in ms, of the wall and, for a busy machine, of the CPU in brackets, on the engine itself: a step; the same
 behind a prompt, where states are kept; the guesses with the token before them, the best behind each; the rewind; and
-the step behind it, which feeds again what the rewind has left. With a head, MTP or EAGLE-3: its reading the tokens of
-such a step, and making the guesses.
+the step behind it, which computes again what the rewind has left. With a head, MTP or EAGLE-3: its reading the tokens
+of such a step, and making the guesses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--device", default="cpu")
-    for name, usual in (("guesses", 3), ("prompt", 512), ("rounds", 20)):
+    for name, usual in (("guesses", 3), ("right", 0), ("prompt", 512), ("rounds", 20)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--head", type=Path)
     options = parser.parse_args()
@@ -55,6 +55,8 @@ def main() -> None:
     random, times = np.random.default_rng(1), defaultdict(list)
     session = engine.open(options.prompt + 200)
     assert isinstance(session, FeedsAll)
+
+    wrong = options.guesses - options.right
 
     def tokens(count: int) -> list[int]:
         return random.integers(3, 300, count).tolist()
@@ -103,9 +105,9 @@ def main() -> None:
         if head is not None:
             held += new
             timed("head", lambda held=held: guess_by_head(held))
-        timed("rewind", lambda: session.rewind(session.position - options.guesses))
+        timed("rewind", lambda: session.rewind(session.position - wrong))
         timed("step behind it", lambda: session.feed(tokens(1)).top(1))
-    print(f"{engine.device.backend}, {engine.device.description}, {options.guesses} guesses")
+    print(f"{engine.device.backend}, {engine.device.description}, {options.guesses} guesses, {options.right} right")
     for name, found in times.items():
         wall, cpu = np.median(found, axis=0)
         print(f"{name:>15}: {wall:8.3f} ({cpu:8.3f})")

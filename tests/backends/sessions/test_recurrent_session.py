@@ -158,6 +158,15 @@ def test_a_copy_for_drafts_stays_until_they_are_accepted(tmp_path: Path) -> None
     assert list(session._copies) == [3, 10, 12]
 
 
+def test_the_end_of_a_prompt_is_kept_though_drafts_follow_it(tmp_path: Path) -> None:
+    session, _ = sums(tmp_path)
+    session.feed([1, 2, 3])
+    session.feed_rows([5, 6, 7])
+    session.feed([8])
+    session.feed([9])
+    assert list(session._copies) == [3]
+
+
 def test_a_long_way_back_is_fed_again_in_chunks(tmp_path: Path) -> None:
     session, plain = sums(tmp_path, chunk=4)
     for token in range(1, 11):
