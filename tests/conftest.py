@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("embedllm")
     group.addoption("--passed-to", type=Path, metavar="FILE", help="add the ids of tests that passed to this file")
     group.addoption("--but-passed", type=Path, metavar="FILE", help="leave out the tests whose ids are in this file")
+    group.addoption("--until", type=Path, metavar="FILE", help="run no more tests as soon as this file exists")
 
 
 class _PassedLog:
@@ -58,10 +59,23 @@ class _PassedLog:
                 lines.write(json.dumps(report.nodeid) + "\n")
 
 
+class _Until:
+    """Passes over the tests that are left once a file exists: they are neither run nor reported."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> bool | None:
+        return self.file.exists() or None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--passed-to")
     if file and not WORKER:  # reports of all workers come to the process that started them
         config.pluginmanager.register(_PassedLog(file.absolute()))
+    if file := config.getoption("--until"):
+        config.pluginmanager.register(_Until(file.absolute()))
 
 
 # marker: packages of which one has to be there, or its tests are not run
