@@ -258,8 +258,9 @@ class Model:
         weights once (docs/performance.md): so are those of any calls from several threads or tasks. When one fails the
         others are ended and its error is raised.
         """
-        if isinstance(prompts, str):
-            raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
+        if not isinstance(prompts, Iterable) or isinstance(prompts, str | Mapping):
+            found = "one text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
+            raise ValueError(f"generate_batch takes a list of prompts, found {found}; use generate for one.")
         requests = [self._numbered(place, prompt, sampling, options) for place, prompt in enumerate(prompts)]
         replies = self.runner.run_all(reject_first_only(requests), given_or_own(cancel))
         return [collect(chunks) for chunks in replies]
