@@ -175,7 +175,7 @@ class Conversation:
         **options: Unpack[ReplyOptions],
     ) -> Completion:
         """As say(), without blocking the event loop."""
-        chunks = self.astream(text, sampling, cancel=cancel, **options)
+        chunks = await self.aopen_stream(text, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
 
     @lists_options(ReplyOptions)
@@ -187,10 +187,24 @@ class Conversation:
         cancel: Cancel | None = None,
         **options: Unpack[ReplyOptions],
     ) -> AsyncStream:
-        """As stream(), for `async for`."""
+        """As stream(), for `async for`. The history is tokenized before this returns; see Model.astream()."""
         turn, request = self._request(text, sampling, options)
         sequence = self._hold(len(request.prompt))
         return self.model.runner.astream(request, given_or_own(cancel), sequence, noting=turn)
+
+    @lists_options(ReplyOptions)
+    async def aopen_stream(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
+    ) -> AsyncStream:
+        """As astream(), whose history is tokenized in a thread; see Model.aopen_stream()."""
+        used_cancel, runner = given_or_own(cancel), self.model.runner
+        turn, request = await runner.make(lambda: self._request(text, sampling, options))
+        return runner.astream(request, used_cancel, self._hold(len(request.prompt)), noting=turn)
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
