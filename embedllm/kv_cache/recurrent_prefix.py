@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, cast
 
 from embedllm.backends.base import KeepsStates
+from embedllm.backends.images import FIRST_ID
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, common_prefix
 from embedllm.kv_cache.transfer import (
     TRANSFER_TOKENS,
@@ -68,15 +69,21 @@ def movable(session: Session) -> KeepsStates | None:
 def last_message(prompt: Sequence[int], marks: Container[int]) -> int:
     """Where the last message of a chat begins, by its marks; 0: nowhere.
 
-    What opens the reply is at the end of a prompt: the mark before that has the same kind as one in it.
+    What opens the reply is at the end of a prompt: the mark before that has the same kind as one in it. Marks that no
+    text parts from an image are not looked at: most are its own, and one message may have several images.
     """
     later: set[int] = set()
-    for at in range(len(prompt) - 1, 0, -1):
-        if (token := prompt[at]) not in marks:
-            continue
-        if token in later:
-            return at
-        later.add(token)
+    stop = len(prompt)
+    while stop > 1:
+        start = stop
+        while start > 1 and (prompt[start - 1] in marks or prompt[start - 1] >= FIRST_ID):
+            start -= 1
+        if all(prompt[at] < FIRST_ID for at in range(start, stop)):
+            for at in range(stop - 1, start - 1, -1):
+                if prompt[at] in later:
+                    return at
+                later.add(prompt[at])
+        stop = start - 1
     return 0
 
 
