@@ -153,7 +153,7 @@ class Blocks:
     def _stored_states(self, stop: int) -> RecurrentStates | None:
         assert self._folder is not None  # they are there
         kv = self._folder.read(states_key(self._keys[stop // BLOCK]), self._prompt[stop - 1 : stop])
-        return None if kv is None else _from_kv(kv, self._shapes)
+        return None if kv is None else from_kv(kv, self._shapes)
 
 
 def states_key(key: bytes) -> bytes:
@@ -168,7 +168,7 @@ def as_kv(states: RecurrentStates, shapes: Shapes) -> KeyValues:
     return list(zip(arrays[::2], arrays[1::2], strict=True))
 
 
-def _from_kv(kv: KeyValues, shapes: Shapes) -> RecurrentStates | None:
+def from_kv(kv: KeyValues, shapes: Shapes) -> RecurrentStates | None:
     """None: they are those of another model."""
     arrays = cast("list[NDArray[np.floating]]", [array for pair in kv for array in pair][: len(shapes)])
     if [array.size for array in arrays] != [math.prod(shape) for shape in shapes.values()]:
