@@ -17,6 +17,7 @@ from embedllm.generation.request_builder import RequestBuilder
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Runner
 from embedllm.model import saved_conversation
+from embedllm.openai.client import AsyncOpenAI
 
 GREEDY = Sampling(temperature=0)
 WAIT_S = 120  # only a test that fails waits so long
@@ -222,7 +223,9 @@ class Gate:
 MESSAGES: list[Message] = [{"role": "user", "content": "list all files"}]
 
 
-@pytest.mark.parametrize("call", ["agenerate", "achat", "asay", "aopen_stream", "aopen_stream of a turn", "arun_tools"])
+@pytest.mark.parametrize(
+    "call", ["agenerate", "achat", "asay", "aopen_stream", "aopen_stream of a turn", "arun_tools", "openai"]
+)
 def test_the_event_loop_goes_on_while_a_request_is_made(llm: Model, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def files() -> str:
         """Lists files."""
@@ -232,6 +235,11 @@ def test_the_event_loop_goes_on_while_a_request_is_made(llm: Model, call: str, m
         prompt: Any = MESSAGES if isinstance(model, Model) else MESSAGES[0]
         return collect([chunk async for chunk in await model.aopen_stream(prompt, GREEDY, max_tokens=4)])
 
+    async def created(client: AsyncOpenAI) -> Completion:
+        stream = await client.chat.completions.create(messages=MESSAGES, stream=True, temperature=0, max_tokens=4)
+        assert [chunk async for chunk in stream]
+        return llm.chat(MESSAGES, GREEDY, max_tokens=4)
+
     async def main(talk: Conversation) -> Completion:
         calls: dict[str, Callable[[], Coroutine[Any, Any, Completion]]] = {
             "agenerate": lambda: llm.agenerate(MESSAGES, GREEDY, max_tokens=4),
@@ -239,6 +247,7 @@ def test_the_event_loop_goes_on_while_a_request_is_made(llm: Model, call: str, m
             "asay": lambda: talk.asay(MESSAGES[0], GREEDY, max_tokens=4),
             "aopen_stream": lambda: read(llm),
             "aopen_stream of a turn": lambda: read(talk),
+            "openai": lambda: created(AsyncOpenAI(llm)),
             "arun_tools": lambda: arun_tools(llm, MESSAGES, [files], GREEDY, max_tokens=4),  # type: ignore[dict-item]
         }
         gate = Gate(monkeypatch)
