@@ -52,7 +52,7 @@ def work():
         both.wait()
         native_calls._ending.wait()
         time.sleep(0.1)
-        print("done", flush=True)
+        print("done\\n", end="", flush=True)  # one write: both threads print
 
 import time
 from embedllm.files import native_calls
