@@ -7,6 +7,7 @@ it is imported: its functions do.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,16 +38,17 @@ class MemoryFootprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBuffers:
-    """Copies of the KV and states of sequences that step together, which a device makes where there is room."""
+    """Copies of the states of sequences that step together, and of their KV, which a device makes besides."""
 
     rows: int  # sequences, at most
     state_places: int
-    least_bytes: int  # that all may take: these, or a share of the device's memory where that is more
-    share: int
+    copies_kv: bool = True  # where there is room, of models without windows and mixtures; False: the KV itself moves
+    least_bytes: int = 0  # that all may take: these, or a share of the device's memory where that is more
+    share: int = 0  # 0: there is no limit
 
-    def most_bytes(self, memory: int) -> int:
+    def most_bytes(self, memory: int) -> float:
         """memory: bytes of the device; 0: not told."""
-        return max(self.least_bytes, memory // self.share)
+        return max(self.least_bytes, memory // self.share) if self.share else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -147,7 +147,7 @@ def plain(wish: str | Sequence[str]) -> str | list[str]:
 
     A text with commas between names is a list of them. Raises ValueError for what is no name or list of names.
     """
-    texts = [wish] if isinstance(wish, str) else list(wish)
+    texts = [wish] if isinstance(wish, str) else list(wish) if isinstance(wish, Iterable) else []
     if not texts or not all(isinstance(text, str) and names_in(text) for text in texts):
         raise ValueError(f"device is {wish!r}; expected a name such as 'cpu', 'auto', or a list of names.")
     cleaned = []

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from embedllm.backends.driver import TESTED_LINUX, DeviceFamily, Driver, MemoryFootprint
+from embedllm.backends.driver import TESTED_LINUX, BatchBuffers, DeviceFamily, Driver, MemoryFootprint
 from embedllm.backends.ort.providers import INSTALL, Provider, source
 from embedllm.errors import PackageError
 from embedllm.package.external_graph import ExternalGraph
@@ -138,6 +138,7 @@ DRIVER = Driver(
                 adapters=True,
                 recurrent=True,
                 state_places=2,
+                batches=BatchBuffers(rows=16, state_places=2, copies_kv=False),  # shared_states.py
                 chunks=True,
                 uses_host_memory=True,
                 speculates=True,

@@ -6,6 +6,7 @@ the process. Standard library only.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -41,12 +42,15 @@ def check_not_ending() -> None:
 
 
 def end_calls() -> None:
-    """Begins no more calls, and waits for those that run."""
+    """Begins no more calls, and waits for those that run; the second time, for none."""
+    if _ending.is_set():
+        return
     _ending.set()
     deadline = time.monotonic() + END_S
     for done in [*_running]:
         done.wait(max(0.0, deadline - time.monotonic()))
 
 
+atexit.register(end_calls)  # the engine loop calls it, too: before its own end, as a load makes a loop
 if sys.platform not in ("win32", "emscripten"):
     os.register_at_fork(after_in_child=_running.clear)  # their threads are not there

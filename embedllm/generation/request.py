@@ -66,15 +66,15 @@ def check_request(request: Request, *, context: int, remedy: str) -> None:
             limit=context,
         )
     most = request.max_tokens
-    if most is not None and (not _is_whole(most) or most < 1):
+    if most is not None and (not is_whole(most) or most < 1):
         raise _wrong("max_tokens", most, "a whole number, 1 or more, or None")
-    if not _is_whole(request.min_tokens) or not 0 <= request.min_tokens <= (most or context):
+    if not is_whole(request.min_tokens) or not 0 <= request.min_tokens <= (most or context):
         raise _wrong("min_tokens", request.min_tokens, "a whole number, 0 to max_tokens")
-    if not _is_whole(request.top_count) or request.top_count < 0:
+    if not is_whole(request.top_count) or request.top_count < 0:
         raise _wrong("logprobs", request.top_count, "how many tokens to report, a whole number, 0 or more")
     if request.speculate not in (modes := get_args(Speculate)):
         raise _wrong("speculate", request.speculate, f"{', '.join(map(repr, modes))} or None")
-    if not _is_whole(request.priority):
+    if not is_whole(request.priority):
         raise _wrong("priority", request.priority, "a whole number, lower for earlier")
     timeout_s = request.timeout_s
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s > 0:
@@ -82,7 +82,7 @@ def check_request(request: Request, *, context: int, remedy: str) -> None:
     StopStrings(request.stop)
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     """An int, or NumPy's."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
 

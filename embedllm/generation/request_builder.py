@@ -95,6 +95,7 @@ class RequestBuilder:
         self, messages: Sequence[Message], options: TemplateOptions
     ) -> tuple[RenderedPrompt, list[ImageSource]]:
         """What the chat template writes, with a placeholder for each image, and the images."""
+        check_messages(messages)
         template, written = self._chat_template(), self._format()
         messages, sources = self._split_images(messages)
         tools = options.tools
@@ -287,9 +288,7 @@ class RequestBuilder:
         A template writes the special tokens itself, and those in messages are text; plain text gets the tokenizer's.
         """
         if isinstance(prompt, Mapping) or are_messages(prompt):
-            check_messages(prompt)
-            messages = cast("Sequence[Message]", prompt)
-            written, sources = self._render(messages, template)
+            written, sources = self._render(cast("Sequence[Message]", prompt), template)
             self._check_length(written.text, limit)
             tokens, images = self._encode(written, sources, limit)
             return tokens, written.text, images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +11,7 @@ from embedllm.cancel import Cancel, given_or_own
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 
@@ -23,6 +25,26 @@ async def run_in_thread(work: Callable[[Cancel], T], cancel: Cancel | None = Non
 
     with given_or_own(cancel).passed_on() as own:
         return await await_cancellable(asyncio.get_running_loop().run_in_executor(None, work, own), own.cancel)
+
+
+class OrderedThread:
+    """A thread that does short work of coroutines, in the order in which they ask for it.
+
+    None of the event loop's executor, whose threads may all wait for replies.
+    """
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What the work gives. It has no other effect: when the task is cancelled, nobody waits for its end."""
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        if self._executor is None or self._process != os.getpid():  # a process that was forked is without its thread
+            self._executor, self._process = ThreadPoolExecutor(1, "embedllm-requests"), os.getpid()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 async def await_cancellable(working: Future[T], stop: Callable[[], object]) -> T:

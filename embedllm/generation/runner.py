@@ -24,6 +24,7 @@ from embedllm.generation.job import Job, Steps
 from embedllm.generation.loop import Proposer, arun, decode_steps, run
 from embedllm.generation.outbox import AsyncOutbox, Outbox
 from embedllm.generation.request import Request, check_request
+from embedllm.generation.run_in_thread import OrderedThread
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING, Scheduler
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
 from embedllm.generation.speculation.speculator import Draft, Drafter, Speculator
@@ -38,6 +39,7 @@ from embedllm.text.protocols import TextCodec
 from embedllm.text.stream import StopStrings, TextStream
 
 T = TypeVar("T")
+_REQUESTS = OrderedThread()  # of all models, as Python runs one thread at a time
 Running: TypeAlias = tuple[CachedSequence, list[Sequence[int]], Generation, Proposer | None]
 
 
@@ -104,6 +106,10 @@ class Runner:
             return self._in_loop.call(work)
         except MemoryError as error:
             raise out_of_memory(error) from error
+
+    async def make(self, request: Callable[[], T]) -> T:
+        """What `request` makes, beside the event loop, in the order of the calls; where there are no threads, in it."""
+        return request() if self._loop is None else await _REQUESTS.run(request)
 
     def check_prompt(self, request: Request) -> None:
         """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""

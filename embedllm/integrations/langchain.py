@@ -124,7 +124,7 @@ class ChatEmbedLLM(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         model = await in_thread(self._loaded_model)
         begun: set[int] = set()
-        async for chunk in model.astream(_messages(messages), **self._options(stop, kwargs)):
+        async for chunk in await model.aopen_stream(_messages(messages), **self._options(stop, kwargs)):
             piece = _chunk(chunk, model, begun)
             if run_manager is not None:
                 await run_manager.on_llm_new_token(piece.text, chunk=piece)

@@ -100,7 +100,7 @@ class EmbedLLM(FunctionCallingLLM):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         model = await in_thread(self._loaded_model)
         reply = _Reply()
-        chunks = model.astream(_messages(messages), **self._options(kwargs))
+        chunks = await model.aopen_stream(_messages(messages), **self._options(kwargs))
         return [reply.chat(chunk) async for chunk in chunks][-1]
 
     @llm_chat_callback()
@@ -117,7 +117,7 @@ class EmbedLLM(FunctionCallingLLM):
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         model = await in_thread(self._loaded_model)
-        chunks = model.astream(_messages(messages), **self._options(kwargs))
+        chunks = await model.aopen_stream(_messages(messages), **self._options(kwargs))
 
         async def replies() -> ChatResponseAsyncGen:
             reply = _Reply()
@@ -139,7 +139,7 @@ class EmbedLLM(FunctionCallingLLM):
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         model = await in_thread(self._loaded_model)
-        chunks = model.astream(self._prompt(prompt, formatted, model), **self._options(kwargs))
+        chunks = await model.aopen_stream(self._prompt(prompt, formatted, model), **self._options(kwargs))
         reply = _Reply()
         return [reply.completion(chunk) async for chunk in chunks][-1]
 
@@ -160,7 +160,7 @@ class EmbedLLM(FunctionCallingLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:  # fmt: skip
         model = await in_thread(self._loaded_model)
-        chunks = model.astream(self._prompt(prompt, formatted, model), **self._options(kwargs))
+        chunks = await model.aopen_stream(self._prompt(prompt, formatted, model), **self._options(kwargs))
 
         async def replies() -> CompletionResponseAsyncGen:
             reply = _Reply()

@@ -114,7 +114,7 @@ class AsyncEmbedLLM(_Shared, llm.AsyncModel):
     ) -> AsyncGenerator[StreamEvent, None]:
         model = await in_thread(self.model)
         chunks: list[Chunk] = []
-        async for chunk in model.astream(**self.request(prompt)):
+        async for chunk in await model.aopen_stream(**self.request(prompt)):
             chunks.append(chunk)
             for event in _events(chunk):
                 yield event

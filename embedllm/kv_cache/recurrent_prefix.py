@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, cast
 
 from embedllm.backends.base import KeepsStates
+from embedllm.backends.images import FIRST_ID
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, BlockStore, common_prefix
 from embedllm.kv_cache.transfer import (
     TRANSFER_TOKENS,
@@ -68,15 +69,21 @@ def movable(session: Session) -> KeepsStates | None:
 def last_message(prompt: Sequence[int], marks: Container[int]) -> int:
     """Where the last message of a chat begins, by its marks; 0: nowhere.
 
-    What opens the reply is at the end of a prompt: the mark before that has the same kind as one in it.
+    What opens the reply is at the end of a prompt: the mark before that has the same kind as one in it. Marks that no
+    text parts from an image are not looked at: most are its own, and one message may have several images.
     """
     later: set[int] = set()
-    for at in range(len(prompt) - 1, 0, -1):
-        if (token := prompt[at]) not in marks:
-            continue
-        if token in later:
-            return at
-        later.add(token)
+    stop = len(prompt)
+    while stop > 1:
+        start = stop
+        while start > 1 and (prompt[start - 1] in marks or prompt[start - 1] >= FIRST_ID):
+            start -= 1
+        if all(prompt[at] < FIRST_ID for at in range(start, stop)):
+            for at in range(stop - 1, start - 1, -1):
+                if prompt[at] in later:
+                    return at
+                later.add(prompt[at])
+        stop = start - 1
     return 0
 
 
@@ -146,7 +153,7 @@ class Blocks:
     def _stored_states(self, stop: int) -> RecurrentStates | None:
         assert self._folder is not None  # they are there
         kv = self._folder.read(states_key(self._keys[stop // BLOCK]), self._prompt[stop - 1 : stop])
-        return None if kv is None else _from_kv(kv, self._shapes)
+        return None if kv is None else from_kv(kv, self._shapes)
 
 
 def states_key(key: bytes) -> bytes:
@@ -161,7 +168,7 @@ def as_kv(states: RecurrentStates, shapes: Shapes) -> KeyValues:
     return list(zip(arrays[::2], arrays[1::2], strict=True))
 
 
-def _from_kv(kv: KeyValues, shapes: Shapes) -> RecurrentStates | None:
+def from_kv(kv: KeyValues, shapes: Shapes) -> RecurrentStates | None:
     """None: they are those of another model."""
     arrays = cast("list[NDArray[np.floating]]", [array for pair in kv for array in pair][: len(shapes)])
     if [array.size for array in arrays] != [math.prod(shape) for shape in shapes.values()]:

@@ -38,11 +38,11 @@ def exports_folder() -> Path:
     return user_cache("exports")
 
 
-def find_export(name: str, key: Mapping[str, str]) -> Path | None:
-    """The folder that is kept under a key; None when there is none, or a damaged one."""
+def find_export(name: str, key: Mapping[str, str], *, whole: bool = False) -> Path | None:
+    """The folder that is kept under a key; None when there is none, or a damaged one. whole: see cached_export()."""
     out = _place(name, key)
     try:
-        open_package(out, whole=False)
+        open_package(out, whole=whole)
     except PackageError as error:
         if out.exists():
             _log.info("an export in the cache is made again: %s", error)
@@ -52,14 +52,16 @@ def find_export(name: str, key: Mapping[str, str]) -> Path | None:
     return out
 
 
-def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], object]) -> Path:
+def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], object], *, whole: bool = False) -> Path:
     """The package folder that is kept under a key; made when there is none.
 
     name: of the model, and of the folder. key: all that what comes out depends on: source, commit or hash, recipe.
+    whole: one that lacks a graph is made again, too; else it is taken, as it runs where that graph is not needed and
+    its source may have to be downloaded.
     make: writes the folder that it is given, whole or not at all, as convert() does. Of several processes and threads
     that ask at once one makes it and the others wait. Raises what `make` raises; EmbedError where nothing can be kept.
     """
-    if (folder := find_export(name, key)) is not None:
+    if (folder := find_export(name, key, whole=whole)) is not None:
         return folder
     from filelock import FileLock, Timeout
 
@@ -78,7 +80,7 @@ def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], obje
             "the model into another: embedllm export SOURCE OUT"
         ) from error
     try:
-        if (folder := find_export(name, key)) is not None:
+        if (folder := find_export(name, key, whole=whole)) is not None:
             return folder  # another was first
         out.parent.mkdir(exist_ok=True)  # again: it may have been removed meanwhile
         for left in out.parent.iterdir():  # damaged, or of a process that ended: who writes holds the lock

@@ -52,4 +52,4 @@ def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = 
 
         convert(files[0], out, on_progress=on_progress or (lambda _: None))
 
-    return cached_export(model_name(first), {"gguf": digest, "recipe": "default"}, make)
+    return cached_export(model_name(first), {"gguf": digest, "recipe": "default"}, make, whole=True)

@@ -60,4 +60,4 @@ def checkpoint_package(path: str | os.PathLike[str], on_progress: OnProgress | N
         convert(folder, out, on_progress=on_progress or (lambda _: None))
 
     key = {"checkpoint": digest, "files": hashlib.sha256("\n".join(names).encode()).hexdigest(), "recipe": "default"}
-    return cached_export(folder.resolve().name or "model", key, make)
+    return cached_export(folder.resolve().name or "model", key, make, whole=True)

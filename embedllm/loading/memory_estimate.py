@@ -164,11 +164,13 @@ def _with_batches(estimate: MemoryEstimate, package: Package, parts: list[Device
     decoder, can = package.architecture, capabilities(parts[0])
     if can.batches is None or len(parts) > 1 or exact or isinstance(decoder, ExternalGraph):
         return estimate
-    if decoder.encoder is not None or decoder.is_mixture or any(kv_windows(decoder)):  # docs/webgpu.md#batches
-        return estimate
-    values = kv_bytes(decoder, estimate.context, 1) + can.batches.state_places * state_bytes(decoder, 1)
+    values = can.batches.state_places * state_bytes(decoder, 1)
+    if can.batches.copies_kv:
+        if decoder.encoder is not None or decoder.is_mixture or any(kv_windows(decoder)):  # docs/webgpu.md#batches
+            return estimate
+        values += kv_bytes(decoder, estimate.context, 1)
     size = can.batches.rows * values * _kv_bits(package, can, exact=exact) // 8
-    size = min(size, can.batches.most_bytes(parts[0].memory))
+    size = int(min(size, can.batches.most_bytes(parts[0].memory)))
     if estimate.free_bytes is not None:
         size = min(size, max(estimate.free_bytes - estimate.needed_bytes, 0))
     return replace(estimate, batch_bytes=size)

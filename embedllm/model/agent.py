@@ -129,9 +129,9 @@ async def arun_tools(
     async def reply(history: Sequence[Message], choice: str) -> Completion:
         now: ReplyOptions = {**options, "tool_choice": choice}
         if isinstance(model, Model):
-            chunks = model.astream(history, sampling, cancel=cancel, tools=tools, variables=variables, **now)
+            chunks = await model.aopen_stream(history, sampling, cancel=cancel, tools=tools, variables=variables, **now)
         else:
-            chunks = model.astream(question.new_of(history), sampling, cancel=cancel, **now)
+            chunks = await model.aopen_stream(question.new_of(history), sampling, cancel=cancel, **now)
         async with aclosing(chunks):
             return collect([tell(chunk) async for chunk in chunks])
 

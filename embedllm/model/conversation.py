@@ -74,11 +74,9 @@ class ChatModel(Protocol):
 
 
 class Conversation:
-    """Messages and the KV cache of what they became; made by Model.conversation().
+    """Messages and the KV cache of what they became; made by Model.conversation(). One turn at a time.
 
-    messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
-    cache is computed again. One turn at a time. tools: what the model may call; run_tools runs them.
-    when_full: see Model.conversation().
+    tools: what the model may call; run_tools runs them. when_full: see Model.conversation().
     adapter: of the turns that name no other; another one computes the whole history again.
     """
 
@@ -96,8 +94,9 @@ class Conversation:
             raise ValueError(f"when_full is {when_full!r}; expected {', '.join(map(repr, modes))}.")
         self.model = model
         """The model that answers."""
-        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        """The history; may be changed between turns."""
+        if not isinstance(system, str | None):
+            raise ValueError(f"system is {system!r}; expected the text of a system prompt, or None.")
+        self._messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.tools = tools
         """What the model may call; run_tools runs them."""
         self.adapter = adapter
@@ -114,6 +113,19 @@ class Conversation:
             except ValueError:
                 self.close()
                 raise
+
+    @property
+    def messages(self) -> list[Message]:
+        """The history, a list that may be changed between turns, or set: what no longer is as the cache has it is
+        computed again. To set what is no list raises ValueError.
+        """
+        return self._messages
+
+    @messages.setter
+    def messages(self, messages: list[Message]) -> None:
+        if not isinstance(messages, list):
+            raise ValueError(f"messages is {messages!r:.80}; expected a list of messages, [] for none.")
+        self._messages = messages
 
     @property
     def when_full(self) -> WhenFull:
@@ -163,7 +175,7 @@ class Conversation:
         **options: Unpack[ReplyOptions],
     ) -> Completion:
         """As say(), without blocking the event loop."""
-        chunks = self.astream(text, sampling, cancel=cancel, **options)
+        chunks = await self.aopen_stream(text, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
 
     @lists_options(ReplyOptions)
@@ -175,13 +187,29 @@ class Conversation:
         cancel: Cancel | None = None,
         **options: Unpack[ReplyOptions],
     ) -> AsyncStream:
-        """As stream(), for `async for`."""
+        """As stream(), for `async for`. The history is tokenized before this returns; see Model.astream()."""
         turn, request = self._request(text, sampling, options)
         sequence = self._hold(len(request.prompt))
         return self.model.runner.astream(request, given_or_own(cancel), sequence, noting=turn)
 
+    @lists_options(ReplyOptions)
+    async def aopen_stream(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
+    ) -> AsyncStream:
+        """As astream(), whose history is tokenized in a thread; see Model.aopen_stream()."""
+        used_cancel, runner = given_or_own(cancel), self.model.runner
+        turn, request = await runner.make(lambda: self._request(text, sampling, options))
+        return runner.astream(request, used_cancel, self._hold(len(request.prompt)), noting=turn)
+
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
+        if not isinstance(text, str | Mapping):
+            raise ValueError(f"text is {text!r:.80}; expected what the user says, as a text or a message.")
         history = [*self.messages]
         message: Message = {"role": "user", "content": text} if isinstance(text, str) else text
         if has_images([message]):

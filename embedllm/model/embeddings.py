@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ContextFull
 from embedllm.files.native_calls import check_not_ending, native_call
+from embedllm.generation.request import is_whole
 from embedllm.text.prompt_length import check_known
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ class Encoding:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it has no vectors.")
         texts = listed_texts(texts, "texts")
         most = self._engine.dimensions
-        if dimensions is not None and not 1 <= dimensions <= most:
-            raise ValueError(f"dimensions is {dimensions}; expected 1 to {most}, what the vectors of this model have.")
+        if dimensions is not None and not (is_whole(dimensions) and 1 <= dimensions <= most):
+            raise ValueError(
+                f"dimensions is {dimensions!r}; expected 1 to {most}, what the vectors of this model have."
+            )
         vectors = self._vectors(self._of_texts(texts, kind, truncate), is_cancelled)
         is_normalised = self._encoder.normalize if normalize is None else normalize
         return shortened(vectors, dimensions, normalised=is_normalised)
@@ -82,10 +85,11 @@ class Encoding:
         """See Model.rerank()."""
         if not self._encoder.score_activation:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it does not score pairs. Use a reranker.")
-        listed_texts([query], "query")
+        if not isinstance(query, str):
+            raise ValueError(f"query is {query!r}; expected a text.")
         documents = listed_texts(documents, "documents")
-        if top is not None and top < 1:
-            raise ValueError(f"top is {top}; expected 1 or more, or None for all documents.")
+        if top is not None and not (is_whole(top) and top >= 1):
+            raise ValueError(f"top is {top!r}; expected 1 or more, or None for all documents.")
         scores = self._vectors(self._of_pairs(query, documents, truncate), is_cancelled)[:, 0].tolist()
         ranked = [Ranked(index=index, score=score) for index, score in enumerate(scores)]
         return sorted(ranked, key=lambda one: -one.score)[:top]
@@ -119,7 +123,7 @@ class Encoding:
         """What comes in front of texts of this kind."""
         if kind is None:
             return self._prompts.get(self._encoder.prompt, "")
-        if kind not in self._prompts and kind not in _COMMON:
+        if not isinstance(kind, str) or (kind not in self._prompts and kind not in _COMMON):
             kinds = ", ".join(repr(name) for name in dict.fromkeys([*_COMMON, *self._prompts]))
             raise ValueError(f"kind is {kind!r}; '{self._package.name}' knows {kinds}.")
         return self._prompts.get(kind, "")
@@ -158,8 +162,9 @@ def present(encoding: Encoding | None, name: str, purpose: str) -> Encoding:
 
 def listed_texts(texts: Iterable[str], what: str) -> list[str]:
     """The texts, which may come from a generator. Raises ValueError for one text, and for what is none."""
-    if isinstance(texts, str):
-        raise ValueError(f"{what} is one text; expected a list of them, if only of one.")
+    if not isinstance(texts, Iterable) or isinstance(texts, str | Mapping):
+        found = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}"
+        raise ValueError(f"{what} is {found}; expected a list of texts, if only of one.")
     listed = list(texts)
     for place, text in enumerate(listed):
         if not isinstance(text, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NoReturn, Unpack
@@ -258,8 +259,9 @@ class Model:
         weights once (docs/performance.md): so are those of any calls from several threads or tasks. When one fails the
         others are ended and its error is raised.
         """
-        if isinstance(prompts, str):
-            raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
+        if not isinstance(prompts, Iterable) or isinstance(prompts, str | Mapping):
+            found = "one text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
+            raise ValueError(f"generate_batch takes a list of prompts, found {found}; use generate for one.")
         requests = [self._numbered(place, prompt, sampling, options) for place, prompt in enumerate(prompts)]
         replies = self.runner.run_all(reject_first_only(requests), given_or_own(cancel))
         return [collect(chunks) for chunks in replies]
@@ -379,7 +381,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> Completion:
         """As generate(), without blocking the event loop."""
-        chunks = self.astream(prompt, sampling, cancel=cancel, **options)
+        chunks = await self.aopen_stream(prompt, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
 
     @lists_options(PromptOptions)
@@ -404,9 +406,31 @@ class Model:
         cancel: Cancel | None = None,
         **options: Unpack[PromptOptions],
     ) -> AsyncStream:
-        """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it."""
+        """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it.
+
+        The prompt is tokenized before this returns, so that it raises what is wrong with it, which blocks the event
+        loop: for prompts of thousands of characters there is aopen_stream().
+        """
         request = self.request(prompt, sampling, **options)
         return self.runner.astream(request, given_or_own(cancel))
+
+    @lists_options(PromptOptions)
+    async def aopen_stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> AsyncStream:
+        """As astream(), whose prompt is tokenized in a thread: `async for chunk in await llm.aopen_stream(prompt)`.
+
+        What is wrong with the prompt or the options is raised where this is awaited.
+        """
+        used_cancel = given_or_own(cancel)
+        given: Prompt = copy(prompt) if isinstance(prompt, list) else prompt  # which may be changed meanwhile
+        request = await self.runner.make(lambda: self.request(given, sampling, **options))
+        return self.runner.astream(request, used_cancel)
 
     @lists_options(PromptOptions)
     def astream_n(

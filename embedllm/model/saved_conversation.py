@@ -7,21 +7,24 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from embedllm.backends.base import Interrupted, MovesState
+from embedllm.backends.base import Interrupted
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, PackageError
 from embedllm.generation.options import WhenFull
+from embedllm.kv_cache.block_cache import slice_state
 from embedllm.kv_cache.fingerprint import kv_fingerprint
 from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
+from embedllm.kv_cache.recurrent_prefix import MOST_STATES, CachedPrefix, as_kv, from_kv, movable
 from embedllm.kv_cache.sequence_handle import SequenceHandle
-from embedllm.kv_cache.transfer import TRANSFER_TOKENS, exported
+from embedllm.kv_cache.transfer import TRANSFER_TOKENS, CachedSpan, exported, kv_mover
 from embedllm.text.chat_template import Message, Tool, tool_schemas
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import KeyValues
+    from embedllm.backends.base import KeepsStates, KeyValues
     from embedllm.kv_cache.sequence import CachedSequence
     from embedllm.kv_cache.sequence_pool import SequencePool
     from embedllm.package.lora.adapter import Adapters
@@ -53,8 +56,9 @@ def write_conversation(
 ) -> None:
     """Writes a file, or replaces it, whole or not at all.
 
-    sequence: whose KV goes along, if it can give it. model: what that is of. Raises OSError; ValueError for messages
-    that JSON cannot hold; Interrupted when it is cancelled.
+    sequence: whose KV goes along, if it can give it: of a recurrent model up to the last position whose states are
+    kept, with those of some before. model: what that is of. Raises OSError; ValueError for messages that JSON cannot
+    hold; Interrupted when it is cancelled.
     """
     tools = None if saved.tools is None else tool_schemas(saved.tools)
     values = {field.name: getattr(saved, field.name) for field in fields(saved)} | {"tools": tools}
@@ -62,14 +66,26 @@ def write_conversation(
         about = {"conversation": json.dumps(values), "model": json.dumps(model), "kind": "", "tokens": "[]"}
     except TypeError as error:
         raise ValueError(f"the conversation cannot be saved: {error}; JSON has to hold its messages.") from error
-    if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.reusable_tokens:
+    tokens = [] if sequence is None else list(sequence.reusable_tokens)
+    kept: dict[int, KeyValues] = {}
+    if sequence is not None and (recurrent := movable(sequence.session)) is not None:
+        kept = sequence.loop.call(partial(_kept_states, recurrent, len(tokens)))
+        del tokens[max(kept, default=0) :]
+    if sequence is None or (mover := kv_mover(sequence.session)) is None or not tokens:
         write_state(path, about, [])
         return
-    tokens = list(sequence.reusable_tokens)
-    session, adapter = sequence.session, sequence.adapter
-    kind = sequence.loop.call(lambda: kv_fingerprint(model, session, adapter))
+    adapter = sequence.adapter
+    kind = sequence.loop.call(lambda: kv_fingerprint(model, mover, adapter))
     about |= {"kind": json.dumps(kind), "tokens": json.dumps(tokens)}
-    write_state(path, about, _pieces(sequence, len(tokens), cancel))
+    write_state(path, about, _pieces(sequence, len(tokens), cancel), kept)
+
+
+def _kept_states(session: KeepsStates, count: int) -> dict[int, KeyValues]:
+    """Some of those that are kept within the first `count` tokens, by their positions."""
+    from embedllm.backends.sessions.kv_arrays import on_host  # numpy
+
+    positions = session.worth_keeping([at for at in session.kept() if at <= count], 0, MOST_STATES)
+    return {at: on_host(as_kv(session.export_states(at), session.state_shapes)) for at in positions}
 
 
 def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
@@ -149,10 +165,10 @@ def _restore(
     cancel: Cancel,
 ) -> bool:
     """Appends the KV of a file; False: it is of another model, adapter, device or version."""
-    in_loop, session = sequence.loop.call, sequence.session
+    in_loop, session = sequence.loop.call, kv_mover(sequence.session)
     kind = _kind(file)
     adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
-    if not isinstance(session, MovesState) or kind != in_loop(lambda: kv_fingerprint(model, session, adapter)):
+    if session is None or kind != in_loop(lambda: kv_fingerprint(model, session, adapter)):
         _log.info(
             "the KV in '%s' is of another model, adapter, device or version; the next turn computes it again", file.path
         )
@@ -160,6 +176,12 @@ def _restore(
     try:
         if adapter is not None:
             in_loop(lambda: sequence.adapt(adapter))
+        if (recurrent := movable(sequence.session)) is not None:
+            for prefix in _prefixes(file, recurrent, cancel):
+                in_loop(partial(sequence.restore_prefix, tokens, prefix))
+                if len(sequence.tokens) < prefix.stop:
+                    raise PackageError(f"'{file.path}' holds states of another model.")
+            return True
         for state in file.read():
             if cancel.cancelled:
                 raise Interrupted
@@ -167,6 +189,22 @@ def _restore(
     except (PackageError, OSError, ValueError, ContextFull) as error:
         _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
     return True
+
+
+def _prefixes(file: StateFile, session: KeepsStates, cancel: Cancel) -> Iterator[CachedPrefix]:
+    """The KV of a file from one position to the next whose states it has, with these."""
+
+    def read(piece: int, start: int, stop: int) -> KeyValues:
+        if cancel.cancelled:
+            raise Interrupted
+        return slice_state(file.piece(piece), start - piece, stop - piece)
+
+    for start, stop in pairwise((0, *file.kept)):
+        pieces = [(at, max(at, start), min(after, stop)) for at, after in pairwise((*file.starts, len(file.tokens)))]
+        spans = [CachedSpan(start=first, stop=last, read=partial(read, piece, first, last))
+                 for piece, first, last in pieces if first < last]  # fmt: skip
+        yield CachedPrefix(start=start, stop=stop, spans=spans,
+                           states=lambda at=stop: from_kv(file.states(at), session.state_shapes))  # fmt: skip
 
 
 def _kind(file: StateFile) -> dict[str, str]:
@@ -189,6 +227,7 @@ def _pieces(sequence: CachedSequence, count: int, cancel: Cancel) -> Iterator[Ke
 def _exported(sequence: CachedSequence, start: int, stop: int) -> KeyValues:
     from embedllm.backends.sessions.kv_arrays import on_host  # numpy
 
-    if sequence.is_ended or not isinstance(sequence.session, MovesState):
+    mover = kv_mover(sequence.session)
+    if sequence.is_ended or mover is None:
         raise ValueError("this model was closed")
-    return on_host(exported(sequence.session, start, stop))
+    return on_host(exported(mover, start, stop))

@@ -200,6 +200,8 @@ class Question:
         variables: Mapping[str, JSON] | None,
     ) -> Question:
         """Raises ValueError for what does not go together."""
+        if not isinstance(model, Model | Conversation):
+            raise ValueError(f"model is {model!r:.80}; expected a Model or a Conversation.")
         paused = messages if isinstance(messages, PausedRun) else None
         if isinstance(model, Model):
             if paused is None:

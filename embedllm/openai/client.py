@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, 
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack, overload
 
+from embedllm.cancel import Cancel
 from embedllm.errors import PackageError
 from embedllm.openai.replies import ChunkWriter, Head, chat_completion
 from embedllm.openai.request import ChatRequest, CreateOptions, chat_request
@@ -214,8 +215,9 @@ class AsyncCompletions(_Requests):
         request, head = self._read(messages, options, is_stream=stream is True)
         if stream:
             writer = ChunkWriter(head, counts_tokens=request.counts_tokens, n=request.n)
-            chunks = self._model.astream_n(request.messages, request.n, **request.options)
-            return AsyncStream(_achunks(chunks, writer))
+            given, runner = request, self._model.runner
+            requests = await runner.make(lambda: self._model.requests(given.messages, given.n, **given.options))
+            return AsyncStream(_achunks(runner.astream_all(requests, Cancel()), writer))
         if request.n > 1:
             replies = await self._model.agenerate_n(request.messages, request.n, **request.options)
             return chat_completion(head, replies)

@@ -142,8 +142,15 @@ _WORDS = {
 def _expected(rule: str, value: Any) -> str:  # noqa: ANN401  # JSON
     """In words."""
     if rule == "anyOf":
-        rule, value = "type", " or ".join(dict.fromkeys(form["type"] for form in value if "type" in form))
+        rule, value = "type", " or ".join(dict.fromkeys(_form(schema) for schema in value if "type" in schema))
     return _WORDS.get(rule, "another form").replace("{}", value if isinstance(value, str) else json.dumps(value))
+
+
+def _form(schema: Schema) -> str:
+    """In words, with what a list has: where several forms are taken, nothing else says which lists are."""
+    if "type" not in schema.get("items", ()):
+        return schema["type"]
+    return f"{'non-empty ' if schema.get('minItems') else ''}array of {_form(schema['items'])}"
 
 
 def _refuse_constant(name: str) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SYSTEM_ROLES = ("system", "developer")
 Prompt: TypeAlias = "str | Sequence[int] | NDArray[np.integer] | Sequence[Message]"
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")  # those of OpenAI, which some templates leave out
+_SAID = (*SYSTEM_ROLES, "user", "assistant")  # roles whose contents are texts; some templates take objects of tools
+_ROLES = (*_SAID, "tool")  # those of OpenAI, which some templates leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,13 @@ def check_messages(messages: object) -> None:
     """Raises ValueError for what is no list of messages."""
     if isinstance(messages, str):
         raise ValueError("chat takes a list of messages, found a text; give messages, or use generate to continue it.")
-    if not are_messages(messages):
+    if not isinstance(messages, Sequence) or isinstance(messages, bytes | bytearray) or not messages:
         raise ValueError(f"messages must be a list of at least one message, found {messages!r}.")
-    if odd := [message for message in cast("Sequence[object]", messages) if not isinstance(message, Mapping)]:
-        raise ValueError(f"a message is {odd[0]!r}; expected one like {{'role': 'user', 'content': 'text'}}.")
+    for place, message in enumerate(cast("Sequence[object]", messages)):
+        if not isinstance(message, Mapping):
+            raise ValueError(
+                f"messages[{place}] is {message!r}; expected one like {{'role': 'user', 'content': 'text'}}."
+            )
 
 
 def check_roles(messages: Sequence[Message], prompt: str, template: ChatTemplate) -> None:
@@ -77,14 +81,12 @@ def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Mes
     """Messages in OpenAI's other forms as templates take them.
 
     A content that is None is an empty text, but beside tool calls, where templates look whether there is one.
-    joins_parts: lists of text parts become one text. Raises ValueError for a part that is neither text nor the mark of
-    an image, {"type": "image"}, and for images beside the content.
+    joins_parts: lists of text parts become one text. Raises ValueError for a content of another type, which only the
+    results of tools may have; for a part that is neither text nor the mark of an image, {"type": "image"}; and for
+    images beside the content.
     """
     shown: list[Message] = []
     for place, message in enumerate(messages):
-        if not isinstance(message, Mapping):  # which is said later
-            shown.append(message)
-            continue
         if message.get("images"):  # Ollama's form of a message: templates leave the key out
             raise ValueError(
                 f"messages[{place}] has 'images', which the model would not see; expected parts in 'content', such as "
@@ -96,6 +98,8 @@ def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Mes
             content = "".join(texts) if joins_parts else content
         elif content is None and not message.get("tool_calls"):
             content = ""
+        elif not isinstance(content, str | None) and message.get("role") in _SAID:
+            raise ValueError(f"messages[{place}]['content'] is {content!r}; expected a text or a list of parts.")
         shown.append(message if content is message.get("content", "") else {**message, "content": content})
     return shown
 
@@ -105,7 +109,7 @@ def texts_as_parts(messages: Sequence[Message]) -> list[Message]:
     return [
         {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
         for message in messages
-        for text in [message.get("content") if isinstance(message, Mapping) else None]
+        for text in [message.get("content")]
     ]
 
 

@@ -52,7 +52,7 @@ def work():
         both.wait()
         native_calls._ending.wait()
         time.sleep(0.1)
-        print("done", flush=True)
+        print("done\\n", end="", flush=True)  # one write: both threads print
 
 import time
 from embedllm.files import native_calls
@@ -124,6 +124,23 @@ def work():
 endlessly(work)
 """
     assert ended(code) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_process_whose_daemon_thread_tunes_ends_well_and_keeps_nothing(tmp_path: Path) -> None:
+    code = """
+import os, random, time
+os.environ["XDG_CACHE_HOME"] = sys.argv[1]
+
+def tune():
+    embedllm.tune("demo", devices="cpu", on_trial=lambda trial: in_call.set())
+
+endlessly(tune)
+time.sleep(random.random())
+"""
+    for _ in range(4):
+        assert ended(code, str(tmp_path)) == (0, "", "")
+    assert not [*tmp_path.glob("embedllm/tuned/*")]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked here")

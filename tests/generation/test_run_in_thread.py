@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from embedllm import Cancel, Completion, Model, Sampling, load
+from embedllm import Cancel, Completion, ContextFull, Conversation, Message, Model, Sampling, arun_tools, load
+from embedllm.generation.completion import collect
+from embedllm.generation.request import Request
+from embedllm.generation.request_builder import RequestBuilder
 from embedllm.generation.run_in_thread import run_in_thread
+from embedllm.generation.runner import Runner
 from embedllm.model import saved_conversation
+from embedllm.openai.client import AsyncOpenAI
 
 GREEDY = Sampling(temperature=0)
 WAIT_S = 120  # only a test that fails waits so long
+LOOP_S = 10  # as above, and there is no other thread that could be busy
 
 
 @pytest.fixture(scope="module")
@@ -187,5 +194,123 @@ def test_a_save_whose_task_is_cancelled_leaves_the_file_and_the_conversation(
             assert path.read_bytes() == before
             assert [entry.name for entry in tmp_path.iterdir()] == ["talk"]
             assert talk.say("go on", GREEDY, max_tokens=3).tokens
+
+    asyncio.run(main())
+
+
+# --- requests of coroutines: rendered and tokenized beside the event loop
+
+
+class Gate:
+    """Holds up RequestBuilder.request() until the event loop opens it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        request = RequestBuilder.request
+
+        def wait(builder: RequestBuilder, *given: Any, **options: Any) -> Request:  # noqa: ANN401  # passed on
+            self.reached.set()
+            assert self.open.wait(LOOP_S), "the event loop does not go on"
+            return request(builder, *given, **options)
+
+        monkeypatch.setattr(RequestBuilder, "request", wait)
+
+    async def wait_until_reached(self, task: asyncio.Task[Any]) -> None:
+        while not self.reached.is_set() and not task.done():
+            await asyncio.sleep(0)
+
+
+MESSAGES: list[Message] = [{"role": "user", "content": "list all files"}]
+
+
+@pytest.mark.parametrize(
+    "call", ["agenerate", "achat", "asay", "aopen_stream", "aopen_stream of a turn", "arun_tools", "openai"]
+)
+def test_the_event_loop_goes_on_while_a_request_is_made(llm: Model, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def files() -> str:
+        """Lists files."""
+        return "none"
+
+    async def read(model: Model | Conversation) -> Completion:
+        prompt: Any = MESSAGES if isinstance(model, Model) else MESSAGES[0]
+        return collect([chunk async for chunk in await model.aopen_stream(prompt, GREEDY, max_tokens=4)])
+
+    async def created(client: AsyncOpenAI) -> Completion:
+        stream = await client.chat.completions.create(messages=MESSAGES, stream=True, temperature=0, max_tokens=4)
+        assert [chunk async for chunk in stream]
+        return llm.chat(MESSAGES, GREEDY, max_tokens=4)
+
+    async def main(talk: Conversation) -> Completion:
+        calls: dict[str, Callable[[], Coroutine[Any, Any, Completion]]] = {
+            "agenerate": lambda: llm.agenerate(MESSAGES, GREEDY, max_tokens=4),
+            "achat": lambda: llm.achat(MESSAGES, GREEDY, max_tokens=4),
+            "asay": lambda: talk.asay(MESSAGES[0], GREEDY, max_tokens=4),
+            "aopen_stream": lambda: read(llm),
+            "aopen_stream of a turn": lambda: read(talk),
+            "openai": lambda: created(AsyncOpenAI(llm)),
+            "arun_tools": lambda: arun_tools(llm, MESSAGES, [files], GREEDY, max_tokens=4),  # type: ignore[dict-item]
+        }
+        gate = Gate(monkeypatch)
+        task = asyncio.create_task(calls[call]())
+        await gate.wait_until_reached(task)
+        gate.open.set()
+        return await task
+
+    with llm.conversation() as talk:
+        reply = asyncio.run(main(talk))
+    monkeypatch.undo()
+    if call != "arun_tools":
+        assert reply.tokens == llm.chat(MESSAGES, GREEDY, max_tokens=4).tokens
+
+
+def test_requests_are_queued_in_the_order_of_the_calls(llm: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the prompt of the first takes."""
+    gate, queued = Gate(monkeypatch), []
+    submit = Runner._submit
+
+    def note(runner: Runner, request: Request, *given: Any) -> Any:  # noqa: ANN401  # passed on
+        queued.append(len(request.prompt))
+        return submit(runner, request, *given)
+
+    monkeypatch.setattr(Runner, "_submit", note)
+
+    async def main() -> None:
+        calls = [asyncio.create_task(llm.agenerate([7] * count, max_tokens=1)) for count in (300, 3, 2, 1)]
+        await gate.wait_until_reached(calls[0])
+        gate.open.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(main())
+    assert queued == [300, 3, 2, 1]
+
+
+def test_a_task_that_is_cancelled_while_its_request_is_made_queues_none(
+    llm: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, queued = Gate(monkeypatch), []
+    monkeypatch.setattr(Runner, "_submit", lambda *given: queued.append(given))
+
+    async def main() -> None:
+        task = asyncio.create_task(llm.agenerate([7], max_tokens=1))
+        await gate.wait_until_reached(task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.open.set()
+
+    asyncio.run(main())
+    monkeypatch.undo()
+    assert queued == []
+    assert asyncio.run(llm.agenerate([7], GREEDY, max_tokens=1)).tokens
+
+
+def test_what_is_wrong_with_a_request_is_raised_where_it_is_awaited(llm: Model) -> None:
+    async def main() -> None:
+        with pytest.raises(ContextFull, match="the prompt has 512 tokens"):
+            await llm.aopen_stream([7] * 512)
+        with pytest.raises(TypeError, match="there is no option 'tempratur'"):
+            await llm.agenerate([7], tempratur=1)  # type: ignore[call-arg]
+        with llm.conversation() as talk, pytest.raises(ValueError, match="max_tokens is 0"):
+            await talk.aopen_stream("hi", max_tokens=0)
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from embedllm import Completion, Model, load
 from embedllm.backends.base import KeepsStates
+from embedllm.backends.images import FIRST_ID
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.sessions import recurrent_session
 from embedllm.errors import ContextFull, DeviceUnavailable
@@ -256,6 +257,18 @@ def test_the_last_message_begins_at_the_mark_before_the_one_that_opens_the_reply
     assert last_message(chat, {start, end}) == 4
     assert last_message(chat[4:], {start, end}) == 0
     assert last_message([5, 6, 7], {start, end}) == 0
+
+
+def test_marks_beside_images_are_no_message_s() -> None:
+    start, end, opens, closes, row = 1, 2, 3, 4, 5
+    first, second = ([opens, FIRST_ID + at, row, FIRST_ID + at + 1, closes] for at in (0, 8))
+    question = [start, 7, *first, *second, 8, end]
+    chat = [start, 7, 7, end, *question, start, 9]
+    marks = {start, end, opens, closes, row}
+    assert last_message(chat, marks) == 4
+    assert last_message(chat[4:], marks) == 0, "there is no other message"
+    only_images = [*chat[:4], start, 7, *first, 7, *second, end, 7, start, 9]
+    assert last_message(only_images, marks) == 4, "the end of a message may stand beside an image, too"
 
 
 def test_a_block_with_states_stays_beside_a_longer_one() -> None:

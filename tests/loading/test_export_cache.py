@@ -104,6 +104,21 @@ def test_a_damaged_export_and_what_a_dead_process_left_are_made_anew(maker: Make
     assert (folder / "weights.safetensors").stat().st_size > 3
 
 
+def test_an_export_without_a_graph_is_made_anew_where_the_source_is_at_hand(
+    maker: Maker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "embedllm")
+    folder = cached_export("name", KEY, maker)
+    (folder / "model.onnx").unlink()
+    assert cached_export("name", KEY, maker) == folder == find_export("name", KEY), "other devices do not need it"
+    assert len(maker.made) == 1
+    assert cached_export("name", KEY, maker, whole=True) == folder
+    assert len(maker.made) == 2
+    assert (folder / "model.onnx").is_file()
+    assert "an export in the cache is made again: " in caplog.text
+    assert "cannot read 'model.onnx'" in caplog.text
+
+
 def test_kept_exports_are_listed_and_removed(maker: Maker) -> None:
     first = cached_export("name", KEY, maker)
     second = cached_export("other", KEY, maker)

@@ -84,6 +84,11 @@ def test_a_folder_that_was_changed_is_exported_anew(folder: Path, name: str) -> 
     assert len(exports()) == 2
 
 
+def test_an_export_that_lacks_a_graph_is_made_again(folder: Path) -> None:
+    (checkpoint_package(folder) / "model.onnx").unlink()
+    assert (checkpoint_package(folder) / "model.onnx").is_file()
+
+
 def test_what_is_not_read_is_not_hashed(folder: Path) -> None:
     first = checkpoint_package(folder)
     (folder / "optimizer.pt").write_bytes(b"x")

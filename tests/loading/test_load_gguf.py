@@ -75,6 +75,12 @@ def test_a_file_that_was_changed_is_exported_anew(file: Path) -> None:
     assert len(exports()) == 2
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "openvino_model.xml", "weights.safetensors", "tokenizer.json"])
+def test_an_export_that_lacks_a_file_is_made_again(file: Path, name: str) -> None:
+    (gguf_package(file) / name).unlink()
+    assert (gguf_package(file) / name).is_file()
+
+
 def test_a_damaged_note_is_of_no_consequence(file: Path, cache: Path) -> None:
     first = gguf_package(file)
     for note in (cache / "gguf").iterdir():

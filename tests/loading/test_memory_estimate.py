@@ -21,6 +21,7 @@ from embedllm.backends.gpu.webgpu_states import PLACES, PLACES_OF_BATCH
 from embedllm.backends.needed_memory import MemoryEstimate
 from embedllm.backends.openvino import engine as ov
 from embedllm.backends.ort import engine as ort
+from embedllm.backends.ort.batch import MAX_BATCH
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
@@ -28,6 +29,7 @@ from embedllm.files import free_memory
 from embedllm.loading import memory_estimate as fitting
 from embedllm.loading.memory_estimate import estimate_memory, shortfall
 from embedllm.package.package import Package, open_package
+from embedllm.package.recurrent_state import state_bytes
 from embedllm.package.tensors import kv_bytes
 from tests.benchmarks.bench_memory import in_fresh_process
 from tests.support.tiny import tiny_checkpoint
@@ -146,6 +148,21 @@ def test_the_batches_of_webgpu_are_counted_as_far_as_there_is_room_for_them(demo
     assert WEBGPU_BATCHES.most_bytes(4 << 30) == 1 << 30
     assert WEBGPU_BATCHES.most_bytes(16 << 30) == 2 << 30
     assert (WEBGPU_BATCHES.rows, WEBGPU_BATCHES.state_places) == (max(WIDTHS), PLACES_OF_BATCH)
+
+
+def test_states_that_sequences_of_cpu_have_besides_while_they_step_together_are_counted(tmp_path: Path) -> None:
+    package = open_package(convert(tiny_qwen3_5(tmp_path / "checkpoint"), tmp_path / "package", Recipe()))
+    cpu = device(package, "cpu")
+    estimate = estimate_memory(package, cpu)
+    assert estimate.kv_bytes == kv_bytes(package.decoder, package.context, 4) + 2 * state_bytes(package.decoder)
+    assert estimate_memory(package, cpu, exact=True).batch_bytes == 0, "they take turns"
+    with embedllm.load(package.folder, device="cpu") as llm:
+        llm.generate_batch([[5, 6, seed] for seed in range(MAX_BATCH)], temperature=0, max_tokens=3, stop_tokens=())
+        engine = llm.runner.engine
+        assert isinstance(engine, ort.OrtEngine)
+        (batch,) = engine._batches
+        held = sum(array.nbytes for side in batch._states._sides for array in side.values())
+    assert estimate.batch_bytes == held == 2 * MAX_BATCH * state_bytes(package.decoder)
 
 
 def test_a_pair_holds_the_weights_twice_and_the_kv_once(demo: Package) -> None:

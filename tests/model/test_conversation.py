@@ -123,7 +123,7 @@ def test_a_turn_that_does_not_fit_leaves_all_as_it_was(llm: Model) -> None:
 
 
 @pytest.mark.parametrize("when_full", get_args(WhenFull))
-@pytest.mark.parametrize("said", [{"content": "no role"}, {"role": 5, "content": "?"}, {}, 5])
+@pytest.mark.parametrize("said", [{"content": "no role"}, {"role": 5, "content": "?"}, {}])
 def test_a_template_that_refuses_leaves_all_as_it_was(llm: Model, when_full: WhenFull, said: Message) -> None:
     with llm.conversation(when_full=when_full) as conversation:
         with pytest.raises((TemplateError, ValueError), match=r"^messages"):

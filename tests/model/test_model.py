@@ -330,7 +330,7 @@ def test_a_call_that_makes_no_sense_is_refused_before_anything_runs(
         ("hi", "give messages, or use generate"),
         ({"role": "user", "content": "hi"}, "messages must be a list"),
         ([], "messages must be a list"),
-        ([1, 2], "messages must be a list"),
+        ([1, 2], r"messages\[0\] is 1; expected one like"),
     ],
 )
 def test_chat_takes_messages_and_nothing_else(llm: Model, messages: object, message: str) -> None:

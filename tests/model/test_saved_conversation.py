@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedllm import Model, PackageError, Sampling, load
+from embedllm import Conversation, Model, PackageError, Sampling, load
+from embedllm.export import Recipe, convert
 from embedllm.kv_cache.kv_file import open_state
+from tests.support.tiny_recurrent import tiny_qwen3_5
 
 GREEDY = Sampling(temperature=0)
 
@@ -91,6 +93,83 @@ def test_of_a_damaged_kv_the_messages_come_back(folder: Path, tmp_path: Path, ca
             reply = talk.say("and now?", GREEDY, max_tokens=6)
             assert (reply.tokens, reply.statistics.cached_tokens) == (tokens, 0)
     assert sum("computes the KV again from token 0" in record.message for record in caplog.records) == 1
+
+
+# Recurrent models: KV up to positions whose states are kept, and these states
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("recurrent")
+    return convert(tiny_qwen3_5(place / "checkpoint"), place / "package", Recipe(bits=32))
+
+
+def asked_instead(talk: Conversation) -> tuple[tuple[int, ...], int]:
+    """Another question in place of the last one; the reply, and how many tokens were cached."""
+    talk.messages = talk.messages[:-2]
+    reply = talk.say("or what?", GREEDY, max_tokens=6)
+    return reply.tokens, reply.statistics.cached_tokens
+
+
+def test_a_recurrent_model_goes_on_and_goes_back_as_if_it_had_never_stopped(
+    recurrent: Path, device: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "talk"
+    with load(recurrent, device=device, prefix_cache=0) as llm, llm.conversation("Be brief. " * 20) as talk:
+        talk.say("hello", GREEDY, max_tokens=6)
+        talk.say("and now?", GREEDY, max_tokens=6)
+        talk.save(path)
+        on, back = talk.say("then?", GREEDY, max_tokens=6), asked_instead(talk)
+        talk.messages = talk.messages[:-2]
+        expected = (on.tokens, on.statistics.cached_tokens), back, asked_instead(talk)
+    with load(recurrent, device=device, prefix_cache=0) as llm, llm.open_conversation(path) as talk:
+        on = talk.say("then?", GREEDY, max_tokens=6)
+        assert ((on.tokens, on.statistics.cached_tokens), asked_instead(talk)) == expected[:2]
+        talk.messages = talk.messages[:-2]
+        tokens, cached = asked_instead(talk)
+        assert tokens == expected[2][0]
+        assert 100 < cached <= on.statistics.cached_tokens
+
+
+@pytest.mark.parametrize("damaged", ["states", "kv"])
+def test_of_damaged_states_nothing_is_used(
+    recurrent: Path, damaged: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "embedllm")
+    path = tmp_path / "talk"
+    with load(recurrent, device="cpu", prefix_cache=0) as llm:
+        tokens, _ = said(llm, path)
+        whole = path.read_bytes()
+        at = -1 if damaged == "states" else 8 + int.from_bytes(whole[:8], "little")
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + (whole[at + 1 :] if at >= 0 else b""))
+        with llm.open_conversation(path) as talk:
+            reply = talk.say("and now?", GREEDY, max_tokens=6)
+    assert reply.tokens == tokens
+    assert sum("computes the KV again from token" in record.message for record in caplog.records) == 1
+    if damaged == "kv":
+        assert reply.statistics.cached_tokens == 0
+
+
+@pytest.mark.parametrize("positions", [[9, 9], [9, 5], [0], [10**6]], ids=str)
+def test_states_of_positions_that_the_kv_has_not_are_refused(
+    recurrent: Path, positions: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "talk"
+    with load(recurrent, device="cpu", prefix_cache=0) as llm:
+        said(llm, path)
+        header = header_of(path)
+        held = sorted({int(name.split(".")[1]) for name in header if name.startswith("states.")})
+        assert held
+        renamed = dict(zip(held, positions, strict=False))
+        changed: dict[str, Any] = {}
+        for name, entry in header.items():
+            kind, _, rest = name.partition(".")
+            position, _, part = rest.partition(".")
+            is_renamed = kind == "states" and int(position) in renamed
+            changed[f"states.{renamed[int(position)]}.{part}" if is_renamed else name] = entry
+        repaired(path, changed)
+        with pytest.raises(PackageError, match="holds no KV that fits its tokens"):
+            llm.open_conversation(path)
 
 
 def test_what_was_said_can_be_read_without_the_kv(folder: Path, tmp_path: Path) -> None:
@@ -196,6 +275,45 @@ def saved_talk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, bytes]:
     return llm, path.read_bytes()
 
 
+@pytest.fixture(scope="module")
+def saved_talks(
+    saved_talk: tuple[Model, bytes], recurrent: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[Model, bytes]]:
+    """And those of a recurrent model, with states."""
+    path = tmp_path_factory.mktemp("saved") / "talk"
+    llm = load(recurrent, device="cpu", prefix_cache=0)
+    said(llm, path)
+    return [saved_talk, (llm, path.read_bytes())]
+
+
+def test_states_of_another_shape_are_not_used(
+    saved_talks: list[tuple[Model, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "embedllm")
+    llm, data = saved_talks[1]
+    path = tmp_path / "talk"
+    path.write_bytes(data)
+    header = header_of(path)
+    names = [name for name in header if name.startswith("states.")]
+    last = header[names[-1]]
+    last["shape"][2], last["data_offsets"][1] = 0, last["data_offsets"][0]
+    repaired(path, header, about={"pieces": _hashes(path, header)})
+    with llm.open_conversation(path) as talk:
+        assert talk.say("and now?", GREEDY, max_tokens=6).tokens == said(llm, tmp_path / "other")[0]
+    assert "holds states of another model" in caplog.text
+
+
+def _hashes(path: Path, header: dict[str, Any]) -> str:
+    """Those of the pieces that a header describes."""
+    whole = path.read_bytes()
+    data = whole[8 + int.from_bytes(whole[:8], "little") :]
+    pieces: dict[str, list[list[int]]] = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            pieces.setdefault(name.rsplit(".", 2)[0], []).append(entry["data_offsets"])
+    return " ".join(sha256(data[each[0][0] : each[-1][1]]).hexdigest() for each in pieces.values())
+
+
 @pytest.mark.parametrize("kept", [0, 5, 100])
 def test_kv_of_other_tokens_than_it_says_is_refused(saved_talk: tuple[Model, bytes], tmp_path: Path, kept: int) -> None:
     llm, data = saved_talk
@@ -253,9 +371,9 @@ VALUES = st.recursive(
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_no_forged_header_gives_another_error(
-    saved_talk: tuple[Model, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    saved_talks: list[tuple[Model, bytes]], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    llm, whole = saved_talk
+    llm, whole = data.draw(st.sampled_from(saved_talks))
     path = tmp_path_factory.mktemp("forged") / "talk"
     path.write_bytes(whole)
     header = header_of(path)
@@ -276,7 +394,9 @@ def test_no_forged_header_gives_another_error(
         name = data.draw(st.sampled_from(sorted(header.keys() - {"__metadata__"})))
         entry = header.pop(name)
         if change == "name":
-            header[data.draw(st.sampled_from(["x", "0.0", "7" * 5000 + ".0.key", "9.0.key", "-1.0.key"]))] = entry
+            header[
+                data.draw(st.sampled_from(["x", "0.0", "7" * 5000 + ".0.key", "9.0.key", "-1.0.key", "states.9.0.key"]))
+            ] = entry
         elif change == "tensor":
             entry[data.draw(st.sampled_from(["dtype", "shape", "data_offsets"]))] = data.draw(
                 VALUES | st.sampled_from(["F64", [1, 2, 3], [0, 0], [0, 64]])

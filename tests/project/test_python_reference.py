@@ -15,8 +15,9 @@ from embedllm.openai.request import CreateOptions
 from tools import make_python_reference as reference
 
 ON_A_MODEL = ("generate", "generate_batch", "generate_n", "chat", "stream", "stream_n", "agenerate", "astream",
-              "astream_n", "agenerate_batch", "agenerate_n", "request", "requests", "build_request")  # fmt: skip
-ON_A_CONVERSATION = ("say", "stream", "asay", "astream")
+              "aopen_stream", "astream_n", "agenerate_batch", "agenerate_n", "request", "requests",
+              "build_request")  # fmt: skip
+ON_A_CONVERSATION = ("say", "stream", "asay", "astream", "aopen_stream")
 CALLS = (
     *((getattr(embedllm.Model, name), set(PromptOptions.__annotations__)) for name in ON_A_MODEL),
     *((getattr(embedllm.Conversation, name), set(ReplyOptions.__annotations__)) for name in ON_A_CONVERSATION),

@@ -113,6 +113,7 @@ def test_options_and_prefill() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r"messages\.0\.content\.0\.text"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]}, "input"),
         ({"messages": [{"role": "user", "content": 3}]}, "expected a list"),
+        ({"messages": [{"role": "user", "content": []}]}, r"messages\.0\.content is \[\]; expected text or at least"),
         ({"tools": [{"input_schema": {}}]}, r"tools\.0\.name"),
         ({"tools": [{"name": "a", "input_schema": 3}]}, "input_schema"),
         ({"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "all"}}, "tool_choice"),

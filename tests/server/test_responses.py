@@ -93,6 +93,7 @@ def test_formats_and_reasoning() -> None:
     ("body", "says"),
     [
         ({"input": []}, "input is empty"),
+        ({"input": [{}]}, r"input\.0\.role is None; expected 'user'"),
         ({"input": [{"role": "robot", "content": "x"}]}, r"input\.0\.role"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "b"}]}, r"input\.0\.arguments"),
         ({"input": [{"type": "function_call_output", "output": "b"}]}, r"input\.0\.call_id"),

@@ -96,7 +96,7 @@ def _generate(model: Model, most: int) -> Callable[..., Any]:
         progress_at = time.monotonic()
         with _raise_tool_errors():
             model_prompt = _prompt(model, system, prompt)
-            async with aclosing(model.astream(model_prompt, **options)) as stream:
+            async with aclosing(await model.aopen_stream(model_prompt, **options)) as stream:
                 async for chunk in stream:
                     chunks.append(chunk)
                     if time.monotonic() - progress_at > _PROGRESS_S:

@@ -9,6 +9,7 @@ from statistics import median
 
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.errors import DeviceError
+from embedllm.files.native_calls import check_not_ending
 
 PROMPT, TOKENS = 256, 64  # tokens of the prompt and of the reply that are timed
 LEAST_ROUNDS = 3  # below which nothing is chosen against the default
@@ -69,7 +70,7 @@ def measure(
     """Tries the candidates in turn, round after round, as long as there is time.
 
     candidates: the most promising first, and the default of each device before its others.
-    trial: opens, measures and closes one; DeviceError gives it up.
+    trial: opens, measures and closes one; DeviceError gives it up, and ends all when the process is ending.
     seconds: no trial begins that is expected, by those before it, to end later; and no candidate that with those before
     it could not have LEAST_ROUNDS. The first one always begins.
     """
@@ -91,6 +92,7 @@ def measure(
             try:
                 trials.rounds[candidate][at] = trial(candidate)
             except (DeviceError, MemoryError) as error:
+                check_not_ending()  # then it is no failure of the candidate's
                 trials.failures[candidate] = str(error) or type(error).__name__
             took[candidate] = clock() - start
     return trials

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from embedllm.backends.base import Device, Session
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.system.cpu_threads import compute_threads, usable
+from embedllm.files.native_calls import check_not_ending, native_call
 from embedllm.profiling.tuning.search import PROMPT, Candidate, Timing
 
 if TYPE_CHECKING:
@@ -71,18 +72,19 @@ class Trial:
         from embedllm.backends.devices import registry
 
         device, found = self.devices[candidate.device]
-        engine = registry.open_engine(found.package, device, runtime=candidate.runtime, exact=self.exact, kv=self.kv,
-                                      variants=found.variants)  # fmt: skip
-        with closing(engine):  # so that the weights are in memory once
-            session = engine.open(PROMPT + 1 + _STEPS)
-            with closing(session):
-                return self._timed(session, found.package)
+        with native_call():
+            engine = registry.open_engine(found.package, device, runtime=candidate.runtime, exact=self.exact,
+                                          kv=self.kv, variants=found.variants)  # fmt: skip
+            with closing(engine):  # so that the weights are in memory once
+                session = engine.open(PROMPT + 1 + _STEPS)
+                with closing(session):
+                    return self._timed(session, found.package)
 
     def _timed(self, session: Session, package: Package) -> Timing:
         if not self._prompt:
             self._fit(session, package)
         session.rewind(0)
-        session.feed(self._prompt)  # the first of its length may pack weights, or compile
+        _seconds(session, self._prompt)  # the first of its length may pack weights, or compile
         firsts: list[float] = []  # of the prompt and a step, with which a pair of devices hands the KV over
         steps: list[float] = []
         while sum(firsts) + sum(steps) < _LEAST_S and len(firsts) < _MOST_REPEATS:
@@ -98,7 +100,7 @@ class Trial:
         room = package.context - _STEPS - 1
         tokens = [numbers.randrange(package.architecture.vocabulary) for _ in range(max(1, min(PROMPT, room)))]
         start = tokens[:_FIRST]
-        session.feed(start)
+        _seconds(session, start)
         session.rewind(0)
         is_slow = _seconds(session, start) / len(start) * len(tokens) > self.seconds * _SHARE
         self._prompt = tokens[: _SLOW_PROMPT if is_slow else None]
@@ -106,6 +108,7 @@ class Trial:
 
 
 def _seconds(session: Session, tokens: Sequence[int]) -> float:
+    check_not_ending()
     start = time.perf_counter()
     session.feed(tokens)
     return time.perf_counter() - start

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from embedllm.files.native_calls import native_call
 from embedllm.loading.tuning_results import Tuning
 from embedllm.package.package import open_package
 
@@ -57,7 +58,8 @@ def tune(
     package, began = open_package(find_package(path), whole=False), time.monotonic()
     package.check_generates()
     device_set = tuning_devices.Devices(package, exact=exact, kv=kv)
-    ready = device_set.usable([names] if isinstance(names, str) else names)
+    with native_call():
+        ready = device_set.usable([names] if isinstance(names, str) else names)
     trial = Trial(devices={one.name: (one, usable) for one, usable in ready}, exact=exact, kv=kv, seconds=seconds)
 
     def time_candidate(candidate: Candidate) -> Timing:

@@ -119,7 +119,9 @@ def _messages(messages: object, warnings: list[str]) -> Iterator[Message]:
 
 
 def _turn(role: str, blocks: Sequence[Mapping[str, Any]], where: str, names: Mapping[str, str]) -> Iterator[Message]:
-    """Results of tools first, as the templates have them, then what the user says."""
+    """Results of tools first, as the templates have them, then what the user says. Raises ValueError for nothing."""
+    if not blocks:
+        raise ValueError(f"{where} is []; expected text or at least one block.")
     pieces: list[Piece] = []
     for place, block in enumerate(blocks):
         at = f"{where}.{place}"

@@ -103,7 +103,7 @@ class MessageBuilder:
         return [*system, *self._messages]
 
     def _add(self, item: Mapping[str, Any], where: str) -> None:
-        kind = item.get("type", "message" if "role" in item else "item_reference")
+        kind = item.get("type", "item_reference" if "id" in item and "role" not in item else "message")
         if not isinstance(kind, str):
             raise ValueError(f"{where}.type is {kind!r:.80}; expected text.")
         if kind == "message":
