@@ -93,6 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if file and file.is_file():
         passed = {json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()}
         leave_out(config, items, lambda item: item.nodeid in passed)
+    # the longest: begun last, one would keep a worker busy when the others are done
+    items.sort(key=lambda item: item.get_closest_marker("real") is None)
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import replace
+from functools import cache
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.default_sizes import with_default_sizes
@@ -20,9 +21,14 @@ from embedllm.package.architecture.rope import DynamicScaling, LongRopeScaling, 
 _NO_FAMILIES = {"_shared", "config"}  # modules here that describe none
 
 
-def families() -> list[str]:
+def families() -> tuple[str, ...]:
     """Every model_type that can be exported."""
-    return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if name not in _NO_FAMILIES)
+    return _families_in(tuple(__path__))
+
+
+@cache  # reading the folder takes as long as a description
+def _families_in(folders: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(name for _, name, _ in pkgutil.iter_modules(folders) if name not in _NO_FAMILIES))
 
 
 def about(model_type: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +31,7 @@ LEFT = {
 }
 
 
+@cache
 def classes() -> dict[str, Any]:
     """Configuration classes by model_type, but Apertus 1.5's, which has no small vocabulary."""
     mapping = transformers.CONFIG_MAPPING
