@@ -560,6 +560,16 @@ FAMILIES: dict[str, Case] = {
                          rearranged=with_keys({}, layer_types=None, mlp_layer_types=None, rope_parameters=None),
                          values={"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True,
                                  **EXPERTS}),
+    "youtu": case("youtu", "YoutuConfig", "MLA with a query latent, interleaved RoPE, tied head", **MLA),
+    "iquestcoder": case("iquestcoder", "IQuestCoderConfig", "biases", attention_bias=True, mlp_bias=True),
+    "cwm": Case(family="cwm", config_class="CwmConfig", verified="window on one of two layers, llama3 RoPE scaling; "
+                "config.json without types of layers", rearranged=with_keys({}, layer_types=None),
+                values={"mlp_bias": True, "bos_token_id": 1, **WINDOWED}),
+    "hyperclovax": case("hyperclovax", "HyperCLOVAXConfig", "post-norms, all four multipliers",
+                        embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3,
+                        logits_scaling=2.0),
+    "hy_v3": case("hy_v3", "HYV3Config", "2 of 4 experts, score correction bias, and two shared ones; a dense layer; q "
+                  "and k norms, biases", num_shared_experts=2, attention_bias=True, mlp_bias=True, **EXPERTS),
     "opt": case("opt", "OPTConfig", "learned position embeddings, layer norms, biases", ffn_dim=96,
                 word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),
