@@ -37,8 +37,8 @@ weights are part of the tests.
   reference, both within 0.001 as above, for prefill, decoding and rewound sequences. With 32-bit weights, greedy
   replies of 32 tokens equal those of transformers, one by one and in batches of prompts of different lengths.
 - Every feature that CUDA supports was run on an H200 in float16, with 4-bit and 16-bit weights: within 0.05
-  ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, images of Gemma 4 12B
-  and LFM3-VL, and EmbeddingGemma 2 were not.
+  ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, images of Gemma 4
+  12B, LFM3-VL and LightOnOCR, and EmbeddingGemma 2 were not.
 
 ## Notes on features
 
@@ -171,7 +171,8 @@ The example is HyperCLOVA X SEED.
 
 ```text
 "hyperclovax": case("hyperclovax", "HyperCLOVAXConfig", "post-norms, all four multipliers",
-                    embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3, logits_scaling=2.0),
+                    embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3,
+                    logits_scaling=2.0),
 ```
 
 4. Run `pytest -m peer tests/export/architectures/test_families.py -k hyperclovax`. A difference from transformers

@@ -17,7 +17,7 @@ from embedllm.errors import PackageError
 from embedllm.images.aspect_ratio import open_aspect_ratio, open_unified
 from embedllm.images.dynamic_size import open_dynamic_size
 from embedllm.images.lfm2_vl import open_lfm2_vl
-from embedllm.images.pixtral import open_pixtral
+from embedllm.images.pixtral import open_lighton_ocr, open_pixtral
 from embedllm.images.settings import Pixels, Settings, read_settings
 from embedllm.package.architecture.vision import DynamicVision, Vision
 
@@ -217,6 +217,7 @@ DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, st
     **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size),
     "Lfm3VlProcessor": open_dynamic_size,
     "Lfm2VlProcessor": open_lfm2_vl,
+    "LightOnOcrProcessor": open_lighton_ocr,
     "PixtralProcessor": open_pixtral,
     "Gemma4Processor": open_aspect_ratio,
     "Gemma4UnifiedProcessor": open_unified,

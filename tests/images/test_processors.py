@@ -131,6 +131,13 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         processor.token_count(201, 1)
 
 
+def test_the_text_of_lighton_ocr_is_that_of_transformers(tmp_path: Path) -> None:
+    """As replace_image_token() of processing_lighton_ocr.py writes it: nothing but placeholders."""
+    settings = {"processor_class": "LightOnOcrProcessor", **CASES["pixtral"].settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert open_processor(tmp_path, dynamic_vision(), {}).prompt_text(17, 16) == 6 * "<|image_pad|>"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -141,7 +148,7 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         ({"size": {"shortest_edge": 0, "longest_edge": 10}}, "'size' is"),
         (
             {"processor_class": "SmolVLMProcessor"},
-            "are Gemma4Processor, Gemma4UnifiedProcessor, Lfm2VlProcessor, Lfm3VlProcessor, PixtralProcessor",
+            "are Gemma4Processor, Gemma4UnifiedProcessor, Lfm2VlProcessor, Lfm3VlProcessor, LightOnOcrProcessor",
         ),
         (
             {"processor_class": "Gemma4Processor", "pooling_kernel_size": 3},

@@ -51,12 +51,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"vision_config": QWEN3_VISION},
     "qwen3_5": {"vision_config": QWEN3_5_VISION},
     "mistral3": {"vision_config": PIXTRAL_VISION, **PIXTRAL_TOKENS},
+    "lighton_ocr": {"vision_config": PIXTRAL_VISION, "spatial_merge_size": 2},
     "lfm2_vl": {"vision_config": SIGLIP2_VISION, "projector_hidden_size": 72},
     "lfm3_vl": {"vision_config": LFM3_VISION, "projector_hidden_size": 72},
 }
 _TEXTS: dict[str, dict[str, Any]] = {
     "qwen3_5": {**DELTA, **QWEN3_5_HEADS, "linear_conv_kernel_dim": 4},
     "mistral3": {"model_type": "ministral3", "rope_parameters": ATTENTION_TEMPERATURE, "sliding_window": None},
+    "lighton_ocr": {"model_type": "qwen3", "rope_parameters": None},
     "lfm2_vl": {"model_type": "lfm2", **LFM2_TEXT},
     "lfm3_vl": {
         "model_type": "lfm3",
@@ -199,8 +201,11 @@ class _Chat:
     processor: dict[str, Any] | None = None
 
 
+# the settings of its processor are what Pixtral's says, too
+_LIGHTON_OCR = {**PIXTRAL_PROCESSOR, "processor_class": "LightOnOcrProcessor"}
 _QWEN = _Chat(marks=QWEN_MARKS, image="<|vision_start|><|image_pad|><|vision_end|>", pixels=PIXELS)
 _CHATS = {
     "mistral3": _Chat(marks=PIXTRAL_MARKS, image="[IMG]", pixels=PIXTRAL_PIXELS, processor=PIXTRAL_PROCESSOR),
+    "lighton_ocr": _Chat(marks=QWEN_MARKS, image="<|image_pad|>", pixels=PIXTRAL_PIXELS, processor=_LIGHTON_OCR),
     "lfm2_vl": _Chat(marks=LFM2_MARKS, image="<image>", pixels=LFM2_PIXELS),
 }

@@ -635,6 +635,9 @@ FAMILIES: dict[str, Case] = {
                     "untied head", text_config={**BASE, **WINDOWED, "model_type": "lfm3", "num_hidden_layers": 5},
                     vision_config=LFM3_VISION, image_token_id=300, projector_hidden_size=72,
                     tie_word_embeddings=False),
+    "lighton_ocr": case("lighton_ocr", "LightOnOcrConfig", "decoder, vision encoder, projector; several images of any "
+                        "size; tied head", text_config={**BASE, "model_type": "qwen3"}, vision_config=PIXTRAL_VISION,
+                        image_token_id=300),
     "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
                     text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,
                     image_token_id=300, projector_hidden_size=72),

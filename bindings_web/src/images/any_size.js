@@ -2,7 +2,7 @@
 
 import { DynamicSizeProcessor } from "./dynamic_size.js";
 import { gemma4Rule } from "./gemma4.js";
-import { pixtralRule } from "./pixtral.js";
+import { lightOnOcrRule, pixtralRule } from "./pixtral.js";
 import { qwenRule } from "./qwen_vl.js";
 import { Settings } from "./settings.js";
 
@@ -14,6 +14,7 @@ const RULES = {
   Gemma4Processor: gemma4Rule,
   Gemma4UnifiedProcessor: gemma4Rule,
   Lfm3VlProcessor: qwenRule,
+  LightOnOcrProcessor: lightOnOcrRule,
   PixtralProcessor: pixtralRule,
   Qwen2VLProcessor: qwenRule,
   Qwen2_5_VLProcessor: qwenRule,

@@ -87,6 +87,9 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family == "lfm3_vl":
         return {"model_type": family, "text_config": {**values, "model_type": "lfm3"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 3}}  # fmt: skip
+    if family == "lighton_ocr":
+        return {"model_type": family, "text_config": {**values, "model_type": "qwen3"}, "image_token_id": 300,
+                "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
@@ -129,11 +132,11 @@ def test_a_decoder_that_attends_in_both_directions_is_refused(family: str) -> No
         ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx is not 0"),
         ("gemma4_text", {"attention_bias": True}, "attention_bias is true"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window is true"),
+        ("iquestcoder", {"clip_qkv": 8}, "clip_qkv is 8; expected null"),
         ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer type 'sliding_attention' is not described"),
         ("lfm2", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
         ("lfm3", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
-        ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window is true"),
-        ("iquestcoder", {"clip_qkv": 8}, "clip_qkv is 8; expected null"),
         ("lara_mini", {"layer_types": ["linear_attention"] * 2}, "no layer has attention"),
         ("olmo_hybrid", {"layer_types": ["linear_attention"] * 2}, "no layer has attention"),
         ("olmo_hybrid", {"layer_types": ["sliding_attention", "full_attention"]}, "layer type 'sliding_attention'"),
@@ -277,6 +280,12 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
     assert describe(Config(whole)).vision is not None
     with pytest.raises(ExportError, match=says):
         describe(Config({**whole, **values}))
+
+
+def test_a_lighton_ocr_under_its_first_model_type_is_described() -> None:
+    """As LightOnOCR-2 was published."""
+    whole = config("lighton_ocr")
+    assert describe(Config({**whole, "model_type": "mistral3"})) == describe(Config(whole))
 
 
 def test_an_lfm3_vl_of_another_text_model_is_refused() -> None:
