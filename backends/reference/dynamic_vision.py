@@ -116,7 +116,8 @@ class ReferenceDynamicVision(Layers):
 
     def _merged(self, merger: PatchMerger, x: F32) -> F32:
         over_square = merger.norm.size == merger.square
-        square = (x if over_square else self._norm(x, merger.norm)).reshape(-1, merger.square)
+        patches = x if over_square else self._norm(self._norm(x, merger.norm), merger.projector_norm)
+        square = patches.reshape(-1, merger.square)
         square = self._norm(self._norm(square, merger.norm) if over_square else square, merger.square_norm)
         if merger.merging is not None:
             patches = self._vision.merge_size**2

@@ -23,9 +23,16 @@ class PixelRange:
 
     min_pixels: int
     max_pixels: int
+    scales_narrow: bool = (
+        False  # a side of less than a square becomes one first, and the other one longer (PaddleOCR-VL)
+    )
 
     def grid(self, width: int, height: int, factor: int) -> tuple[int, int]:
         """Raises ValueError for an image that is too narrow."""
+        if self.scales_narrow and height < factor:
+            width, height = round(width * factor / height), factor
+        if self.scales_narrow and width < factor:
+            width, height = factor, round(height * factor / width)
         if max(width, height) > _MOST_RATIO * min(width, height):
             raise ValueError(
                 f"an image has {width} x {height} pixels; the model takes those whose longer side is at most "
@@ -42,8 +49,24 @@ class PixelRange:
         return rows, columns
 
 
-def open_dynamic_size(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> AnySizeProcessor:
-    """The processor of these settings. Raises PackageError where they and the vision encoder disagree."""
+def open_paddleocr_vl(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> AnySizeProcessor:
+    """As open_dynamic_size(). Source: image_processing_paddleocr_vl.py of transformers (5.24)."""
+    named = {"image_token": "<|IMAGE_PLACEHOLDER|>", **named}
+    return open_dynamic_size(settings, vision, named, pixels=(384 * 384, 1536 * 1536), scales_narrow=True)
+
+
+def open_dynamic_size(
+    settings: Settings,
+    vision: DynamicVision,
+    named: Mapping[str, str],
+    *,
+    pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
+    scales_narrow: bool = False,
+) -> AnySizeProcessor:
+    """The processor of these settings. Raises PackageError where they and the vision encoder disagree.
+
+    pixels: the fewest and the most where the settings do not say it. scales_narrow: of PixelRange.
+    """
     check_resizes(settings)
     check_encoder(
         settings,
@@ -54,8 +77,8 @@ def open_dynamic_size(settings: Settings, vision: DynamicVision, named: Mapping[
         },
     )
     size = settings.pixel_counts("size")
-    smallest = settings.count("min_pixels", size.get("shortest_edge", 56 * 56))
-    largest = settings.count("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
+    smallest = settings.count("min_pixels", size.get("shortest_edge", pixels[0]))
+    largest = settings.count("max_pixels", size.get("longest_edge", pixels[1]))
     if smallest > largest:
         raise PackageError(
             f"the image processor of '{settings.where}' asks for {smallest} pixels at least and {largest} at most; "
@@ -64,6 +87,6 @@ def open_dynamic_size(settings: Settings, vision: DynamicVision, named: Mapping[
     return AnySizeProcessor(
         pixels=settings.pixels(resample=3, usual_mean=CLIP_MEAN, usual_std=CLIP_STD),
         factor=vision.factor,
-        size_rule=PixelRange(min_pixels=smallest, max_pixels=largest),
+        size_rule=PixelRange(min_pixels=smallest, max_pixels=largest, scales_narrow=scales_narrow),
         placeholder=named.get("image_token", "<|image_pad|>"),
     )

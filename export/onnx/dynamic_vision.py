@@ -242,7 +242,10 @@ class _Emitter:
         if norm.size == merger.square:
             square = self.norms.plain(graph.op("Reshape", [x, flat], "squares"), norm, "norm")
         else:
-            square = graph.op("Reshape", [self.norms.plain(x, norm, "norm"), flat], "squares")
+            patches = self.norms.plain(x, norm, "norm")
+            if merger.projector_norm is not None:
+                patches = self.norms.plain(patches, merger.projector_norm, "projector_norm")
+            square = graph.op("Reshape", [patches, flat], "squares")
         if merger.square_norm is not None:
             square = self.norms.plain(square, merger.square_norm, "square_norm")
         if merger.merging is not None:

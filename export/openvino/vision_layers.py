@@ -148,7 +148,10 @@ class EncoderLayers:
         if norm.size == merger.square:
             square = normed(ir, ir.op("Reshape", [x, shape], "squares", special_zero=True), norm, "norm")
         else:
-            square = ir.op("Reshape", [normed(ir, x, norm, "norm"), shape], "squares", special_zero=True)
+            patches = normed(ir, x, norm, "norm")
+            if merger.projector_norm is not None:
+                patches = normed(ir, patches, merger.projector_norm, "projector_norm")
+            square = ir.op("Reshape", [patches, shape], "squares", special_zero=True)
         if merger.square_norm is not None:
             square = normed(ir, square, merger.square_norm, "square_norm")
         if merger.merging is not None:

@@ -131,6 +131,15 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         processor.token_count(201, 1)
 
 
+def test_a_narrow_image_of_paddleocr_vl_becomes_as_wide_as_a_square(tmp_path: Path) -> None:
+    """As smart_resize() of image_processing_paddleocr_vl.py has it: 533 pixels by 8, then 1,920 of them at most."""
+    settings = {"processor_class": "PaddleOCRVLProcessor", "size": {"shortest_edge": 256, "longest_edge": 1920}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = open_processor(tmp_path, dynamic_vision(), {})
+    assert (processor.grid(3, 200), processor.grid(200, 3)) == ((44, 1), (1, 44))
+    assert processor.prompt_text(16, 24) == 6 * "<|IMAGE_PLACEHOLDER|>"
+
+
 def test_the_text_of_lighton_ocr_is_that_of_transformers(tmp_path: Path) -> None:
     """As replace_image_token() of processing_lighton_ocr.py writes it: nothing but placeholders."""
     settings = {"processor_class": "LightOnOcrProcessor", **CASES["pixtral"].settings}

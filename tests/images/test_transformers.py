@@ -97,7 +97,9 @@ def pixels_of(checkpoint: Path, family: str, images: list[Image.Image]) -> tuple
         pixels = processor(images, return_tensors="pt")
         grids = pixels["image_sizes"] // SQUARE
     else:
-        pixels = transformers.Qwen2VLImageProcessorPil.from_pretrained(checkpoint)(images, return_tensors="pt")
+        kind = "PaddleOCRVL" if family == "paddleocr_vl" else "Qwen2VL"
+        processor = getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(checkpoint)
+        pixels = processor(images, return_tensors="pt")
         grids = pixels["image_grid_thw"][:, 1:] // 2
     return dict(pixels), [(rows, columns) for rows, columns in grids.tolist()]
 

@@ -25,6 +25,7 @@ from tests.support.families import (
     LFM2_TEXT,
     LFM3_VISION,
     MROPE,
+    PADDLE_VISION,
     PIXTRAL_TOKENS,
     PIXTRAL_VISION,
     QWEN2_5_VISION,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 IMAGE_TOKEN, START, END = 300, 301, 302
 QWEN_MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")  # their texts
+PADDLE_MARKS = ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
 LFM2_MARKS = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", "<|img_row_1_col_1|>")
 PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SQUARE = 8  # pixels; the side of what becomes a row of features
@@ -52,6 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5": {"vision_config": QWEN3_5_VISION},
     "mistral3": {"vision_config": PIXTRAL_VISION, **PIXTRAL_TOKENS},
     "lighton_ocr": {"vision_config": PIXTRAL_VISION, "spatial_merge_size": 2},
+    "paddleocr_vl": {"vision_config": PADDLE_VISION},
     "lfm2_vl": {"vision_config": SIGLIP2_VISION, "projector_hidden_size": 72},
     "lfm3_vl": {"vision_config": LFM3_VISION, "projector_hidden_size": 72},
 }
@@ -187,6 +190,7 @@ PIXTRAL_PIXELS = {"image_processor_type": "PixtralImageProcessor", "patch_size":
                   "size": {"longest_edge": 64}}  # fmt: skip
 PIXELS = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
           "size": {"shortest_edge": 4 * SQUARE**2, "longest_edge": 30 * SQUARE**2}}  # fmt: skip
+PADDLE_PIXELS = {**PIXELS, "image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1}
 LFM2_PIXELS = {"image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 4, "tile_size": 16,
                "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6, "max_pixels_tolerance": 1.0}  # fmt: skip
 
@@ -203,9 +207,11 @@ class _Chat:
 
 # the settings of its processor are what Pixtral's says, too
 _LIGHTON_OCR = {**PIXTRAL_PROCESSOR, "processor_class": "LightOnOcrProcessor"}
+_PADDLE = {"processor_class": "PaddleOCRVLProcessor"}
 _QWEN = _Chat(marks=QWEN_MARKS, image="<|vision_start|><|image_pad|><|vision_end|>", pixels=PIXELS)
 _CHATS = {
     "mistral3": _Chat(marks=PIXTRAL_MARKS, image="[IMG]", pixels=PIXTRAL_PIXELS, processor=PIXTRAL_PROCESSOR),
     "lighton_ocr": _Chat(marks=QWEN_MARKS, image="<|image_pad|>", pixels=PIXTRAL_PIXELS, processor=_LIGHTON_OCR),
+    "paddleocr_vl": _Chat(marks=PADDLE_MARKS, image=PADDLE_MARKS[0], pixels=PADDLE_PIXELS, processor=_PADDLE),
     "lfm2_vl": _Chat(marks=LFM2_MARKS, image="<image>", pixels=LFM2_PIXELS),
 }

@@ -171,6 +171,8 @@ PIXTRAL_TOKENS = {"image_token_index": 300, "spatial_merge_size": 2, "tie_word_e
 SIGLIP2_VISION = {"model_type": "siglip2_vision_model", "hidden_size": 48, "intermediate_size": 80,
                   "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 4, "num_patches": 25,
                   "vision_use_head": False}  # fmt: skip
+PADDLE_VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 2,
+                 "patch_size": 4, "image_size": 20, "initializer_range": 0.2}  # fmt: skip
 LFM2_TEXT = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}
 LFM3_VISION = {
     "hidden_size": 48,
@@ -638,6 +640,10 @@ FAMILIES: dict[str, Case] = {
     "lighton_ocr": case("lighton_ocr", "LightOnOcrConfig", "decoder, vision encoder, projector; several images of any "
                         "size; tied head", text_config={**BASE, "model_type": "qwen3"}, vision_config=PIXTRAL_VISION,
                         image_token_id=300),
+    "paddleocr_vl": case("paddleocr_vl", "PaddleOCRVLConfig", "decoder, vision encoder, M-RoPE, projector; several "
+                         "images of any size; biases, tied head", vision_config=PADDLE_VISION, image_token_id=300,
+                         vision_start_token_id=301, vision_end_token_id=302,
+                         text_config={**BASE, "rope_parameters": MROPE, "use_bias": True}),
     "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
                     text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,
                     image_token_id=300, projector_hidden_size=72),

@@ -3,7 +3,7 @@
 import { DynamicSizeProcessor } from "./dynamic_size.js";
 import { gemma4Rule } from "./gemma4.js";
 import { lightOnOcrRule, pixtralRule } from "./pixtral.js";
-import { qwenRule } from "./qwen_vl.js";
+import { paddleOcrRule, qwenRule } from "./qwen_vl.js";
 import { Settings } from "./settings.js";
 
 export { ImagePlaces } from "./places.js";
@@ -15,6 +15,7 @@ const RULES = {
   Gemma4UnifiedProcessor: gemma4Rule,
   Lfm3VlProcessor: qwenRule,
   LightOnOcrProcessor: lightOnOcrRule,
+  PaddleOCRVLProcessor: paddleOcrRule,
   PixtralProcessor: pixtralRule,
   Qwen2VLProcessor: qwenRule,
   Qwen2_5_VLProcessor: qwenRule,

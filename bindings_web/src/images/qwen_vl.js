@@ -1,4 +1,4 @@
-// The sizes of images in Qwen's models: the twin of embedllm/images/dynamic_size.py.
+// The sizes of images in Qwen's models and PaddleOCR-VL: the twin of embedllm/images/dynamic_size.py.
 
 import { PackageError } from "../errors.js";
 import { toEven } from "./dynamic_size.js";
@@ -14,9 +14,10 @@ const MOST_RATIO = 200; // of the longer side to the shorter one
  * Throws PackageError where the settings and the vision encoder disagree.
  *
  * @param {Settings} settings @param {any} vision of the manifest's architecture
- * @param {Readonly<Record<string, string>>} named special tokens by role @returns {Rule}
+ * @param {Readonly<Record<string, string>>} named special tokens by role
+ * @param {[least: number, most: number]} pixels where the settings do not say it @returns {Rule}
  */
-export function qwenRule(settings, vision, named) {
+export function qwenRule(settings, vision, named, pixels = [56 * 56, 28 * 28 * 1280]) {
   for (const name of ["patch_size", "merge_size", "temporal_patch_size"]) {
     const found = settings.count(name, vision[name]);
     if (found === vision[name] && settings.flag("do_resize", true)) continue;
@@ -26,8 +27,8 @@ export function qwenRule(settings, vision, named) {
     );
   }
   const size = settings.pixelCounts("size");
-  const smallest = settings.count("min_pixels", size.shortest_edge ?? 56 * 56);
-  const largest = settings.count("max_pixels", size.longest_edge ?? 28 * 28 * 1280);
+  const smallest = settings.count("min_pixels", size.shortest_edge ?? pixels[0]);
+  const largest = settings.count("max_pixels", size.longest_edge ?? pixels[1]);
   if (smallest > largest) {
     throw new PackageError(
       `the image processor asks for ${smallest} pixels at least and ${largest} at most; copy ` +
@@ -52,5 +53,20 @@ export function qwenRule(settings, vision, named) {
       found = sides.map((side) => Math.ceil((side * scale) / factor) * factor);
     }
     return [found[0], found[1]];
+  } };
+}
+
+/**
+ * A side of less than a square becomes one first, and the other one longer.
+ *
+ * @param {Settings} settings @param {any} vision @param {Readonly<Record<string, string>>} named @returns {Rule}
+ */
+export function paddleOcrRule(settings, vision, named) {
+  const rule = qwenRule(settings, vision, { image_token: "<|IMAGE_PLACEHOLDER|>", ...named }, [384 ** 2, 1536 ** 2]);
+  const factor = vision.patch_size * vision.merge_size;
+  return { ...rule, size: (width, height) => {
+    if (height < factor) [width, height] = [toEven((width * factor) / height), factor];
+    if (width < factor) [width, height] = [factor, toEven((height * factor) / width)];
+    return rule.size(width, height);
   } };
 }

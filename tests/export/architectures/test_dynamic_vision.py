@@ -55,7 +55,7 @@ class Made(NamedTuple):
 SLOW = pytest.mark.slow
 FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", pytest.param("qwen3_vl_moe", marks=SLOW),
                      pytest.param("qwen3_5_moe", marks=SLOW), "mistral3", "mistral3 small", "lfm2_vl",
-                     "lfm2_vl plain", "lfm3_vl", "lighton_ocr"]  # fmt: skip
+                     "lfm2_vl plain", "lfm3_vl", "lighton_ocr", "paddleocr_vl"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES_THAT_SEE)
@@ -84,6 +84,14 @@ def patches(image: DynamicImage) -> np.ndarray:
     return np.repeat(ordered, 2, axis=5).reshape(4 * rows * columns, -1)
 
 
+def in_rows(image: DynamicImage) -> np.ndarray:
+    """As PaddleOCR-VL takes them: [patches, 3, side, side], row by row."""
+    side = SQUARE // 2
+    rows, columns = (length // side for length in image.pixel_values.shape[2:])
+    apart = image.pixel_values[0].reshape(3, rows, side, columns, side)
+    return apart.transpose(1, 3, 0, 2, 4).reshape(rows * columns, 3, side, side)
+
+
 def pixels(model_type: str, images: Sequence[DynamicImage]) -> dict[str, Any]:
     """Of one prompt."""
     if not images:
@@ -94,8 +102,9 @@ def pixels(model_type: str, images: Sequence[DynamicImage]) -> dict[str, Any]:
         inputs = siglip2_inputs([image.pixel_values[0] for image in images])
         return {name: torch.from_numpy(values) for name, values in inputs.items()}
     grids = torch.tensor([[1, *(2 * side for side in image.grid)] for image in images])
+    ordered = in_rows if model_type == "paddleocr_vl" else patches
     return {
-        "pixel_values": torch.from_numpy(np.concatenate([patches(image) for image in images])),
+        "pixel_values": torch.from_numpy(np.concatenate([ordered(image) for image in images])),
         "image_grid_thw": grids,
     }
 

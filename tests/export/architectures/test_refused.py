@@ -90,6 +90,9 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family == "lighton_ocr":
         return {"model_type": family, "text_config": {**values, "model_type": "qwen3"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
+    if family == "paddleocr_vl":
+        return {"model_type": family, "text_config": {"rope_scaling": {"mrope_section": [2, 3, 3]}, **values},
+                "vision_config": {"num_hidden_layers": 1}, "image_token_id": 300}  # fmt: skip
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
