@@ -123,4 +123,7 @@ class ReferenceDynamicVision(Layers):
             patches = self._vision.merge_size**2
             channels = square.reshape(len(square), patches, -1).transpose(0, 2, 1).reshape(square.shape)
             square = self._linear(channels, merger.merging)
-        return self._linear(activated(self._linear(square, merger.up), "gelu"), merger.down)
+        x = activated(self._norm(self._linear(square, merger.up), merger.up_norm), "gelu")
+        if merger.gate is not None and merger.gated_up is not None:
+            x = activated(self._linear(x, merger.gate), "silu") * self._linear(x, merger.gated_up)
+        return self._linear(x, merger.down)

@@ -250,7 +250,12 @@ class _Emitter:
             square = self.norms.plain(square, merger.square_norm, "square_norm")
         if merger.merging is not None:
             square = products.linear(self.by_channel(merger, square), [merger.merging], "merging")
-        active = self.mlps.active("gelu", products.linear(square, [merger.up], "up"))
+        up = products.linear(square, [merger.up], "up")
+        up = up if merger.up_norm is None else self.norms.plain(up, merger.up_norm, "up_norm")
+        active = self.mlps.active("gelu", up)
+        if merger.gate is not None and merger.gated_up is not None:
+            gate = self.mlps.active("silu", products.linear(active, [merger.gate], "gate"))
+            active = graph.op("Mul", [gate, products.linear(active, [merger.gated_up], "gated_up")], "gated")
         return products.linear(active, [merger.down], "down", output=output)
 
     def by_channel(self, merger: PatchMerger, square: str) -> str:

@@ -97,7 +97,7 @@ def pixels_of(checkpoint: Path, family: str, images: list[Image.Image]) -> tuple
         pixels = processor(images, return_tensors="pt")
         grids = pixels["image_sizes"] // SQUARE
     else:
-        kind = "PaddleOCRVL" if family == "paddleocr_vl" else "Qwen2VL"
+        kind = {"paddleocr_vl": "PaddleOCRVL", "glm_ocr": "Glm46V"}.get(family, "Qwen2VL")
         processor = getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(checkpoint)
         pixels = processor(images, return_tensors="pt")
         grids = pixels["image_grid_thw"][:, 1:] // 2

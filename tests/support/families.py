@@ -173,6 +173,8 @@ SIGLIP2_VISION = {"model_type": "siglip2_vision_model", "hidden_size": 48, "inte
                   "vision_use_head": False}  # fmt: skip
 PADDLE_VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 2,
                  "patch_size": 4, "image_size": 20, "initializer_range": 0.2}  # fmt: skip
+GLM_OCR_VISION = {"depth": 2, "hidden_size": 48, "intermediate_size": 80, "num_heads": 2, "out_hidden_size": 64,
+                  "patch_size": 4, "initializer_range": 0.2}  # fmt: skip
 LFM2_TEXT = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}
 LFM3_VISION = {
     "hidden_size": 48,
@@ -644,6 +646,9 @@ FAMILIES: dict[str, Case] = {
                          "images of any size; biases, tied head", vision_config=PADDLE_VISION, image_token_id=300,
                          vision_start_token_id=301, vision_end_token_id=302,
                          text_config={**BASE, "rope_parameters": MROPE, "use_bias": True}),
+    "glm_ocr": case("glm_ocr", "GlmOcrConfig", "decoder, vision encoder, M-RoPE, projector; several images of any size",
+                    text_config={**BASE, "rope_parameters": MROPE}, vision_config=GLM_OCR_VISION, image_token_id=300,
+                    image_start_token_id=301, image_end_token_id=302),
     "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
                     text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,
                     image_token_id=300, projector_hidden_size=72),

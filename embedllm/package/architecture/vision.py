@@ -52,6 +52,7 @@ class PatchMerger:
 
     square_norm (LFM2-VL): up(square_norm(norm(square))), whose norm is of each patch. projector_norm (PaddleOCR-VL):
     up(projector_norm(norm(square))), of which both norms are of each patch.
+    up_norm, gate and gated_up (GLM-OCR): x = gelu(up_norm(up(...))); down(silu(gate(x)) * gated_up(x)).
     merging (Mistral 3): up(merging(channels)), where channels has the first value of each patch, the second of each ...
     """
 
@@ -61,11 +62,15 @@ class PatchMerger:
     merging: Linear | None = None
     square_norm: Norm | None = None  # of all values of a square
     projector_norm: Norm | None = None  # of each patch, after `norm`, which is of a patch, too
+    up_norm: Norm | None = None  # of what `up` gives
+    gate: Linear | None = None  # with `gated_up`
+    gated_up: Linear | None = None
 
     @property
     def norms(self) -> tuple[Norm, ...]:
         """In the order in which they are applied."""
-        return tuple(each for each in (self.norm, self.projector_norm, self.square_norm) if each is not None)
+        norms = (self.norm, self.projector_norm, self.square_norm, self.up_norm)
+        return tuple(each for each in norms if each is not None)
 
     @property
     def square(self) -> int:
@@ -75,7 +80,8 @@ class PatchMerger:
     @property
     def matrices(self) -> tuple[Linear, ...]:
         """In the order in which they are multiplied by."""
-        return tuple(each for each in (self.merging, self.up, self.down) if each is not None)
+        matrices = (self.merging, self.up, self.gate, self.gated_up, self.down)
+        return tuple(each for each in matrices if each is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

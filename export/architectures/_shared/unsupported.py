@@ -21,7 +21,6 @@ UNSUPPORTED = {
     "dory": "layers that run several times, and residuals on the unit sphere with a rate for each channel (nGPT)",
     "falcon_mamba": f"{_MAMBA}, and no layer with attention",
     "glm_moe_dsa": _DSA,
-    "glm_ocr": "a vision encoder whose projector is a convolution, a matrix, a norm and a gated MLP",
     "granite_docling": "a projector with a coarse and a fine path, and features of earlier layers of tiles (DeepStack)",
     "hy_v4": _HY_V4,
     "hy_v4_vl": _HY_V4,

@@ -55,7 +55,8 @@ class Made(NamedTuple):
 SLOW = pytest.mark.slow
 FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", pytest.param("qwen3_vl_moe", marks=SLOW),
                      pytest.param("qwen3_5_moe", marks=SLOW), "mistral3", "mistral3 small", "lfm2_vl",
-                     "lfm2_vl plain", "lfm3_vl", pytest.param("lighton_ocr", marks=SLOW), "paddleocr_vl"]  # fmt: skip
+                     "lfm2_vl plain", "lfm3_vl", pytest.param("lighton_ocr", marks=SLOW), "paddleocr_vl",
+                     "glm_ocr"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES_THAT_SEE)

@@ -90,6 +90,9 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family == "lighton_ocr":
         return {"model_type": family, "text_config": {**values, "model_type": "qwen3"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
+    if family == "glm_ocr":
+        return {"model_type": family, "text_config": {"rope_scaling": {"mrope_section": [2, 3, 3]}, **values},
+                "vision_config": {"depth": 1, "out_hidden_size": 64}, "image_token_id": 300}  # fmt: skip
     if family == "paddleocr_vl":
         return {"model_type": family, "text_config": {"rope_scaling": {"mrope_section": [2, 3, 3]}, **values},
                 "vision_config": {"num_hidden_layers": 1}, "image_token_id": 300}  # fmt: skip
@@ -313,7 +316,29 @@ def test_an_lfm3_vl_of_another_vision_encoder_is_refused(values: dict[str, objec
         describe(Config({**whole, "vision_config": {"num_hidden_layers": 3, **values}}))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "lfm3_vl", "mistral3"])
+@pytest.mark.parametrize(
+    ("family", "values", "says"),
+    [
+        ("glm_ocr", {"out_hidden_size": 32}, "out_hidden_size is 32 in vision_config; expected 64"),
+        ("glm_ocr", {"hidden_act": "gelu"}, "hidden_act is 'gelu' in vision_config; expected silu"),
+        ("glm_ocr", {"num_heads": 512}, "heads of the vision encoder have 2 values; expected a multiple of 4"),
+        ("paddleocr_vl", {"num_channels": 1}, "num_channels is 1 in vision_config; expected 3"),
+        (
+            "paddleocr_vl",
+            {"num_attention_heads": 576},
+            "heads of the vision encoder have 2 values; expected a multiple",
+        ),
+    ],
+)
+def test_another_vision_encoder_of_an_ocr_model_is_refused(family: str, values: dict[str, object], says: str) -> None:
+    whole = config(family)
+    vision = whole["vision_config"]
+    assert isinstance(vision, dict)
+    with pytest.raises(UnsupportedModel, match=says):
+        describe(Config({**whole, "vision_config": {**vision, **values}}))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm_ocr", "lfm3_vl", "mistral3"])
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))
