@@ -66,7 +66,7 @@ def _grid_inputs(vision: DynamicVision, height: int, width: int) -> dict[str, np
     if vision.positions is not None and vision.positions_by_axis:
         inputs |= zip(POSITIONS, _axes(vision, row, column), strict=True)
     elif vision.positions is not None:
-        interpolate = _antialiased if vision.antialias else _corners
+        interpolate = _antialiased if vision.antialias else _on_edges if vision.positions_on_edges else _corners
         inputs |= zip(POSITIONS, interpolate(vision.positions, (row, rows), (column, columns)), strict=True)
     if vision.window:
         inputs |= _windows(vision, rows // merge, columns // merge)
@@ -95,13 +95,29 @@ def _corners(
     rows, columns: of the patches, and how many there are.
     """
     side = isqrt(positions.rows)
-    both: list[list[tuple[NDArray[np.int64], F32]]] = []
-    for at, count in (rows, columns):
-        exact = at.astype(np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
-        first = np.floor(exact).astype(np.int64)
-        share = (exact - first).astype(np.float32)
-        both.append([(first, 1 - share), (np.minimum(first + 1, side - 1), share)])
-    return _products(both[0], both[1], side)
+    exact = [
+        at.astype(np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1)) for at, count in (rows, columns)
+    ]
+    return _products(_neighbours(exact[0], side), _neighbours(exact[1], side), side)
+
+
+def _on_edges(
+    positions: Linear, rows: tuple[NDArray[np.int64], int], columns: tuple[NDArray[np.int64], int]
+) -> tuple[NDArray[np.int64], F32]:
+    """As _corners(), of grids that lie edges on edges: interpolate() of torch (2.13) without align_corners."""
+    side = isqrt(positions.rows)
+    exact = [
+        np.clip((at.astype(np.float32) + np.float32(0.5)) * np.float32(side / count) - np.float32(0.5), 0, side - 1)
+        for at, count in (rows, columns)
+    ]
+    return _products(_neighbours(exact[0], side), _neighbours(exact[1], side), side)
+
+
+def _neighbours(exact: F32, side: int) -> list[tuple[NDArray[np.int64], F32]]:
+    """The places of `side` on both sides of each exact one, and their weights."""
+    first = np.floor(exact).astype(np.int64)
+    share = (exact - first).astype(np.float32)
+    return [(first, 1 - share), (np.minimum(first + 1, side - 1), share)]
 
 
 def _antialiased(

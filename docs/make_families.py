@@ -37,8 +37,8 @@ weights are part of the tests.
   reference, both within 0.001 as above, for prefill, decoding and rewound sequences. With 32-bit weights, greedy
   replies of 32 tokens equal those of transformers, one by one and in batches of prompts of different lengths.
 - Every feature that CUDA supports was run on an H200 in float16, with 4-bit and 16-bit weights: within 0.05
-  ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, images of Gemma 4 12B
-  and LFM3-VL, and EmbeddingGemma 2 were not.
+  ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, images of Gemma 4
+  12B, LFM3-VL, LightOnOCR, PaddleOCR-VL and GLM-OCR, and EmbeddingGemma 2 were not.
 
 ## Notes on features
 
@@ -156,8 +156,7 @@ the reference ([tests/export/encoders/test_encoders.py](../tests/export/encoders
 _HOW = """
 ## Add a family in 15 minutes
 
-The example adds HyperCLOVA X SEED; it is not part of the package, and a test does what follows with the text of this
-page ([tests/export/architectures/test_docs.py](../tests/export/architectures/test_docs.py)).
+The example is HyperCLOVA X SEED.
 
 1. Read the family's modelling code and its config.json beside Llama's. Here: post-norms
    after attention and MLP, and four multipliers.
@@ -165,41 +164,15 @@ page ([tests/export/architectures/test_docs.py](../tests/export/architectures/te
    that a config omits has the default of transformers. Refuse a variant that you do not describe (`refuse`).
 
 ```python
-\"\"\"HyperCLOVA X SEED Think: post-norms; embedding, attention, residual and logits multipliers.\"\"\"
-
-from dataclasses import replace
-
-from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
-from embedllm.export.architectures._shared.parts import LLAMA
-from embedllm.export.architectures.config import Config
-from embedllm.package.architecture.decoder import Decoder
-
-
-def describe(config: Config) -> Decoder:
-    bias = config.flag("attention_bias", False)
-    names = LLAMA
-    if config.flag("use_post_norm", True):
-        names = replace(LLAMA, attention_post_norm="post_norm1", mlp_post_norm="post_norm2")
-    shape = Shape(
-        model_type="hyperclovax",
-        names=names,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=config.flag("mlp_bias", False),
-        scale=config.number_or_none("attention_multiplier", None, above=0),
-        residual_multiplier=config.number("residual_multiplier", 1.0),
-        embedding_multiplier=config.number("embedding_multiplier", 1.0),
-        logits_multiplier=config.number("logits_scaling", 1.0),
-    )
-    return describe_shaped(config, shape)
-```
+{example}```
 
 3. Add a line to `FAMILIES` in tests/support/families.py: transformers' configuration class, and values under which
    every feature has an effect, such as a window shorter than the prompt and multipliers that are not 1.
 
 ```text
 "hyperclovax": case("hyperclovax", "HyperCLOVAXConfig", "post-norms, all four multipliers",
-                    embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3, logits_scaling=2.0),
+                    embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3,
+                    logits_scaling=2.0),
 ```
 
 4. Run `pytest -m peer tests/export/architectures/test_families.py -k hyperclovax`. A difference from transformers
@@ -221,7 +194,8 @@ def families_page() -> str:
     for name in families():
         verified = "; ".join(case.verified for case in FAMILIES.values() if case.family == name)
         lines.append(f"| `{name}` | {' | '.join(about(name))} | {verified} |")
-    return _INTRODUCTION + "\n".join(lines) + "\n" + _encoders() + _HOW
+    example = (ROOT / "export" / "architectures" / "hyperclovax.py").read_text(encoding="utf-8")
+    return _INTRODUCTION + "\n".join(lines) + "\n" + _encoders() + _HOW.replace("{example}", example)
 
 
 def _encoders() -> str:

@@ -116,10 +116,14 @@ class ReferenceDynamicVision(Layers):
 
     def _merged(self, merger: PatchMerger, x: F32) -> F32:
         over_square = merger.norm.size == merger.square
-        square = (x if over_square else self._norm(x, merger.norm)).reshape(-1, merger.square)
+        patches = x if over_square else self._norm(self._norm(x, merger.norm), merger.projector_norm)
+        square = patches.reshape(-1, merger.square)
         square = self._norm(self._norm(square, merger.norm) if over_square else square, merger.square_norm)
         if merger.merging is not None:
             patches = self._vision.merge_size**2
             channels = square.reshape(len(square), patches, -1).transpose(0, 2, 1).reshape(square.shape)
             square = self._linear(channels, merger.merging)
-        return self._linear(activated(self._linear(square, merger.up), "gelu"), merger.down)
+        x = activated(self._norm(self._linear(square, merger.up), merger.up_norm), "gelu")
+        if merger.gate is not None and merger.gated_up is not None:
+            x = activated(self._linear(x, merger.gate), "silu") * self._linear(x, merger.gated_up)
+        return self._linear(x, merger.down)

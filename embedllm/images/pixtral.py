@@ -1,9 +1,9 @@
-"""Pixtral's image processor: an image keeps its size up to a limit, but for sides of whole squares of patches."""
+"""The image processors of Pixtral and LightOnOCR: images keep their size up to a limit, but for whole squares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 
 from embedllm.errors import PackageError
@@ -60,3 +60,14 @@ def open_pixtral(settings: Settings, vision: DynamicVision, named: Mapping[str, 
         break_token=named.get("image_break_token", "[IMG_BREAK]"),
         end_token=named.get("image_end_token", "[IMG_END]"),
     )
+
+
+def open_lighton_ocr(settings: Settings, vision: DynamicVision, named: Mapping[str, str]) -> AnySizeProcessor:
+    """The processor of these settings, whose rows of features have no tokens between them. Raises PackageError.
+
+    Where transformers rounds a side up to an odd number of patches, whose last one no feature has, sides here are of
+    whole squares.
+    """
+    image_token = named.get("image_token", "<|image_pad|>")
+    processor = open_pixtral(settings, vision, named)
+    return replace(processor, placeholder=image_token, break_token="", end_token="")

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from embedllm.errors import PackageError
 from embedllm.images.aspect_ratio import open_aspect_ratio, open_unified
-from embedllm.images.dynamic_size import open_dynamic_size
+from embedllm.images.dynamic_size import open_dynamic_size, open_glm46v, open_paddleocr_vl
 from embedllm.images.lfm2_vl import open_lfm2_vl
-from embedllm.images.pixtral import open_pixtral
+from embedllm.images.pixtral import open_lighton_ocr, open_pixtral
 from embedllm.images.settings import Pixels, Settings, read_settings
 from embedllm.package.architecture.vision import DynamicVision, Vision
 
@@ -217,9 +217,12 @@ DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, st
     **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size),
     "Lfm3VlProcessor": open_dynamic_size,
     "Lfm2VlProcessor": open_lfm2_vl,
+    "LightOnOcrProcessor": open_lighton_ocr,
+    "PaddleOCRVLProcessor": open_paddleocr_vl,
     "PixtralProcessor": open_pixtral,
     "Gemma4Processor": open_aspect_ratio,
     "Gemma4UnifiedProcessor": open_unified,
+    "Glm46VProcessor": open_glm46v,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.architectures import ministral3
+from embedllm.export.architectures import lighton_ocr, ministral3
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.pixtral import describe_pixtral
@@ -20,6 +20,8 @@ def describe(config: Config) -> Decoder:
     text = config.section("text_config")
     if text is None:
         raise ExportError("config.json has no 'text_config'; expected there what a Mistral 3 says of its text model.")
+    if text.text("model_type", "") == "qwen3":  # LightOnOCR, whose checkpoints had this model_type at first
+        return lighton_ocr.describe(config)
     decoder, vision = _text(config, text), config.section("vision_config")
     if vision is None:
         return decoder
@@ -29,7 +31,8 @@ def describe(config: Config) -> Decoder:
             f"image_token_index is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}."
         )
     epsilon = decoder.norm.epsilon
-    encoder = describe_pixtral(config, vision, hidden=decoder.hidden, epsilon=epsilon, image_token=token)
+    encoder = describe_pixtral(config, vision, encoder="vision_tower", projector="multi_modal_projector",
+                               hidden=decoder.hidden, epsilon=epsilon, image_token=token)  # fmt: skip
     return replace(decoder, vision=encoder)
 
 

@@ -36,6 +36,8 @@ def check_matrix(source: Source, linear: Linear) -> None:
     origin = linear.origin
     rows = linear.rows if origin is None else origin.rows
     shape = (rows, linear.columns)
+    if origin is not None and origin.parts > 1:
+        shape = (rows * origin.parts, linear.columns // origin.parts)
     if origin is not None and origin.transposed:
         shape = (origin.source_columns or linear.columns, rows)
     source.check(f"{linear.source}.weight", shape)
@@ -58,6 +60,8 @@ def _source_rows(source: Source, linear: Linear, start: int, stop: int) -> F32:
     name, origin = f"{linear.source}.weight", linear.origin
     if origin is None:
         return source.rows(name, start, stop)
+    if origin.parts > 1:
+        return source.rows(name, start * origin.parts, stop * origin.parts).reshape(stop - start, linear.columns)
     rows = places(origin, start, stop)
     if origin.transposed:
         first = origin.column_start

@@ -242,12 +242,20 @@ class _Emitter:
         if norm.size == merger.square:
             square = self.norms.plain(graph.op("Reshape", [x, flat], "squares"), norm, "norm")
         else:
-            square = graph.op("Reshape", [self.norms.plain(x, norm, "norm"), flat], "squares")
+            patches = self.norms.plain(x, norm, "norm")
+            if merger.projector_norm is not None:
+                patches = self.norms.plain(patches, merger.projector_norm, "projector_norm")
+            square = graph.op("Reshape", [patches, flat], "squares")
         if merger.square_norm is not None:
             square = self.norms.plain(square, merger.square_norm, "square_norm")
         if merger.merging is not None:
             square = products.linear(self.by_channel(merger, square), [merger.merging], "merging")
-        active = self.mlps.active("gelu", products.linear(square, [merger.up], "up"))
+        up = products.linear(square, [merger.up], "up")
+        up = up if merger.up_norm is None else self.norms.plain(up, merger.up_norm, "up_norm")
+        active = self.mlps.active("gelu", up)
+        if merger.gate is not None and merger.gated_up is not None:
+            gate = self.mlps.active("silu", products.linear(active, [merger.gate], "gate"))
+            active = graph.op("Mul", [gate, products.linear(active, [merger.gated_up], "gated_up")], "gated")
         return products.linear(active, [merger.down], "down", output=output)
 
     def by_channel(self, merger: PatchMerger, square: str) -> str:

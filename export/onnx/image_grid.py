@@ -97,6 +97,7 @@ class _Writer:
         if vision.positions is not None:
             assert not vision.positions_by_axis  # of no model that is run in this way
             assert not vision.antialias
+            assert not vision.positions_on_edges
             self.corners(row, column)
         if vision.window:
             self.windows(self.op("Div", self.rows, merge), wide)

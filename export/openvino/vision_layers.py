@@ -148,12 +148,19 @@ class EncoderLayers:
         if norm.size == merger.square:
             square = normed(ir, ir.op("Reshape", [x, shape], "squares", special_zero=True), norm, "norm")
         else:
-            square = ir.op("Reshape", [normed(ir, x, norm, "norm"), shape], "squares", special_zero=True)
+            patches = normed(ir, x, norm, "norm")
+            if merger.projector_norm is not None:
+                patches = normed(ir, patches, merger.projector_norm, "projector_norm")
+            square = ir.op("Reshape", [patches, shape], "squares", special_zero=True)
         if merger.square_norm is not None:
             square = normed(ir, square, merger.square_norm, "square_norm")
         if merger.merging is not None:
             square = self.products.linear(self.by_channel(merger, square), [merger.merging], "merging")
-        active = activated(ir, self.products.linear(square, [merger.up], "up"), "gelu")
+        up = self.products.linear(square, [merger.up], "up")
+        active = activated(ir, up if merger.up_norm is None else normed(ir, up, merger.up_norm, "up_norm"), "gelu")
+        if merger.gate is not None and merger.gated_up is not None:
+            gate = activated(ir, self.products.linear(active, [merger.gate], "gate"), "silu")
+            active = multiplied_by(ir, [gate, self.products.linear(active, [merger.gated_up], "gated_up")], "gated")
         return self.products.linear(active, [merger.down], "down", tensor=tensor)
 
     def by_channel(self, merger: PatchMerger, square: Value) -> Value:

@@ -131,6 +131,32 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         processor.token_count(201, 1)
 
 
+def test_a_narrow_image_of_paddleocr_vl_becomes_as_wide_as_a_square(tmp_path: Path) -> None:
+    """As smart_resize() of image_processing_paddleocr_vl.py has it: 533 pixels by 8, then 1,920 of them at most."""
+    settings = {"processor_class": "PaddleOCRVLProcessor", "size": {"shortest_edge": 256, "longest_edge": 1920}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = open_processor(tmp_path, dynamic_vision(), {})
+    assert (processor.grid(3, 200), processor.grid(200, 3)) == ((44, 1), (1, 44))
+    assert processor.prompt_text(16, 24) == 6 * "<|IMAGE_PLACEHOLDER|>"
+
+
+def test_limits_of_glm_ocr_count_an_image_twice(tmp_path: Path) -> None:
+    """As smart_resize() of image_processing_glm46v.py has it: both times of a patch, 960 pixels of an image at most."""
+    settings = {"processor_class": "Glm46VProcessor", "size": {"shortest_edge": 256, "longest_edge": 1920}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = open_processor(tmp_path, dynamic_vision(), {})
+    assert (processor.grid(40, 40), processor.grid(24, 40)) == ((3, 3), (5, 3))
+    assert processor.grid(3, 100) == (22, 1)  # of 8 by 266
+    assert processor.prompt_text(16, 24) == 6 * "<|image|>"
+
+
+def test_the_text_of_lighton_ocr_is_that_of_transformers(tmp_path: Path) -> None:
+    """As replace_image_token() of processing_lighton_ocr.py writes it: nothing but placeholders."""
+    settings = {"processor_class": "LightOnOcrProcessor", **CASES["pixtral"].settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert open_processor(tmp_path, dynamic_vision(), {}).prompt_text(17, 16) == 6 * "<|image_pad|>"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -141,7 +167,7 @@ def test_the_text_of_an_image_of_any_size_is_its_tokens(tmp_path: Path) -> None:
         ({"size": {"shortest_edge": 0, "longest_edge": 10}}, "'size' is"),
         (
             {"processor_class": "SmolVLMProcessor"},
-            "are Gemma4Processor, Gemma4UnifiedProcessor, Lfm2VlProcessor, Lfm3VlProcessor, PixtralProcessor",
+            "are Gemma4Processor, Gemma4UnifiedProcessor, Glm46VProcessor, Lfm2VlProcessor, Lfm3VlProcessor, ",
         ),
         (
             {"processor_class": "Gemma4Processor", "pooling_kernel_size": 3},

@@ -88,13 +88,18 @@ def tiles_of(images: Sequence[ImageInput]) -> dict[str, Any]:
 
 def pixels_of(checkpoint: Path, family: str, images: list[Image.Image]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """What transformers' model is given, and the grid of each image's rows of features."""
-    if family == "mistral3":  # its processor, which needs torchvision, tells the other one of whole squares
+    if family in (
+        "mistral3",
+        "lighton_ocr",
+    ):  # its processor, which needs torchvision, tells the other one of whole squares
         square = {"height": SQUARE, "width": SQUARE}
         processor = transformers.PixtralImageProcessorPil.from_pretrained(checkpoint, patch_size=square)
         pixels = processor(images, return_tensors="pt")
         grids = pixels["image_sizes"] // SQUARE
     else:
-        pixels = transformers.Qwen2VLImageProcessorPil.from_pretrained(checkpoint)(images, return_tensors="pt")
+        kind = {"paddleocr_vl": "PaddleOCRVL", "glm_ocr": "Glm46V"}.get(family, "Qwen2VL")
+        processor = getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(checkpoint)
+        pixels = processor(images, return_tensors="pt")
         grids = pixels["image_grid_thw"][:, 1:] // 2
     return dict(pixels), [(rows, columns) for rows, columns in grids.tolist()]
 
@@ -118,7 +123,11 @@ def test_a_chat_with_images_of_any_size_says_what_transformers_says(tmp_path: Pa
             assert ends == [sum(rows - 1 for rows, _ in grids), len(grids)]
         ids = torch.tensor([[IMAGE_TOKEN if token >= FIRST_ID else token for token in request.prompt]])
         with torch.no_grad():
-            types = {} if family in ("mistral3", "lfm3_vl") else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+            types = (
+                {}
+                if family in ("mistral3", "lfm3_vl", "lighton_ocr")
+                else {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+            )
             reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels, **types,
                                    max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
         found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON

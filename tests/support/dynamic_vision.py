@@ -22,9 +22,11 @@ from tests.support.families import (
     ATTENTION_TEMPERATURE,
     BASE,
     DELTA,
+    GLM_OCR_VISION,
     LFM2_TEXT,
     LFM3_VISION,
     MROPE,
+    PADDLE_VISION,
     PIXTRAL_TOKENS,
     PIXTRAL_VISION,
     QWEN2_5_VISION,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 IMAGE_TOKEN, START, END = 300, 301, 302
 QWEN_MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")  # their texts
+PADDLE_MARKS = ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>")
+GLM_MARKS = ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>")
 LFM2_MARKS = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", "<|img_row_1_col_1|>")
 PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SQUARE = 8  # pixels; the side of what becomes a row of features
@@ -51,12 +55,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"vision_config": QWEN3_VISION},
     "qwen3_5": {"vision_config": QWEN3_5_VISION},
     "mistral3": {"vision_config": PIXTRAL_VISION, **PIXTRAL_TOKENS},
+    "lighton_ocr": {"vision_config": PIXTRAL_VISION, "spatial_merge_size": 2},
+    "paddleocr_vl": {"vision_config": PADDLE_VISION},
+    "glm_ocr": {"vision_config": GLM_OCR_VISION},
     "lfm2_vl": {"vision_config": SIGLIP2_VISION, "projector_hidden_size": 72},
     "lfm3_vl": {"vision_config": LFM3_VISION, "projector_hidden_size": 72},
 }
 _TEXTS: dict[str, dict[str, Any]] = {
     "qwen3_5": {**DELTA, **QWEN3_5_HEADS, "linear_conv_kernel_dim": 4},
     "mistral3": {"model_type": "ministral3", "rope_parameters": ATTENTION_TEMPERATURE, "sliding_window": None},
+    "lighton_ocr": {"model_type": "qwen3", "rope_parameters": None},
     "lfm2_vl": {"model_type": "lfm2", **LFM2_TEXT},
     "lfm3_vl": {
         "model_type": "lfm3",
@@ -143,6 +151,8 @@ def dynamic_checkpoint(folder: Path, family: str, config: dict[str, Any] | None 
     for name in tensors:
         if name.endswith((".conv1d.weight", ".conv.weight")):
             tensors[name] = tensors[name][:, None]
+        if name.endswith(".downsample.weight"):
+            tensors[name] = tensors[name].reshape(len(tensors[name]), -1, *[decoder.vision.merge_size] * 2)
         if name.endswith(".spatial_conv.weight"):
             tensors[name] = tensors[name].reshape(-1, 1, *(tensors[name].shape[1:] * 2))
     save_file(tensors, folder / "model.safetensors")
@@ -185,6 +195,8 @@ PIXTRAL_PIXELS = {"image_processor_type": "PixtralImageProcessor", "patch_size":
                   "size": {"longest_edge": 64}}  # fmt: skip
 PIXELS = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
           "size": {"shortest_edge": 4 * SQUARE**2, "longest_edge": 30 * SQUARE**2}}  # fmt: skip
+PADDLE_PIXELS = {**PIXELS, "image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1}
+GLM_PIXELS = {**PIXELS, "image_processor_type": "Glm46VImageProcessor"}
 LFM2_PIXELS = {"image_processor_type": "Lfm2VlImageProcessorFast", "encoder_patch_size": 4, "tile_size": 16,
                "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6, "max_pixels_tolerance": 1.0}  # fmt: skip
 
@@ -199,8 +211,14 @@ class _Chat:
     processor: dict[str, Any] | None = None
 
 
+# the settings of its processor are what Pixtral's says, too
+_LIGHTON_OCR = {**PIXTRAL_PROCESSOR, "processor_class": "LightOnOcrProcessor"}
+_PADDLE = {"processor_class": "PaddleOCRVLProcessor"}
 _QWEN = _Chat(marks=QWEN_MARKS, image="<|vision_start|><|image_pad|><|vision_end|>", pixels=PIXELS)
 _CHATS = {
     "mistral3": _Chat(marks=PIXTRAL_MARKS, image="[IMG]", pixels=PIXTRAL_PIXELS, processor=PIXTRAL_PROCESSOR),
+    "lighton_ocr": _Chat(marks=QWEN_MARKS, image="<|image_pad|>", pixels=PIXTRAL_PIXELS, processor=_LIGHTON_OCR),
+    "paddleocr_vl": _Chat(marks=PADDLE_MARKS, image=PADDLE_MARKS[0], pixels=PADDLE_PIXELS, processor=_PADDLE),
+    "glm_ocr": _Chat(marks=GLM_MARKS, image=GLM_MARKS[0], pixels=GLM_PIXELS),
     "lfm2_vl": _Chat(marks=LFM2_MARKS, image="<image>", pixels=LFM2_PIXELS),
 }

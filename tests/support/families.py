@@ -171,6 +171,10 @@ PIXTRAL_TOKENS = {"image_token_index": 300, "spatial_merge_size": 2, "tie_word_e
 SIGLIP2_VISION = {"model_type": "siglip2_vision_model", "hidden_size": 48, "intermediate_size": 80,
                   "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 4, "num_patches": 25,
                   "vision_use_head": False}  # fmt: skip
+PADDLE_VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 2,
+                 "patch_size": 4, "image_size": 20, "initializer_range": 0.2}  # fmt: skip
+GLM_OCR_VISION = {"depth": 2, "hidden_size": 48, "intermediate_size": 80, "num_heads": 2, "out_hidden_size": 64,
+                  "patch_size": 4, "initializer_range": 0.2}  # fmt: skip
 LFM2_TEXT = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}
 LFM3_VISION = {
     "hidden_size": 48,
@@ -560,6 +564,16 @@ FAMILIES: dict[str, Case] = {
                          rearranged=with_keys({}, layer_types=None, mlp_layer_types=None, rope_parameters=None),
                          values={"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True,
                                  **EXPERTS}),
+    "youtu": case("youtu", "YoutuConfig", "MLA with a query latent, interleaved RoPE, tied head", **MLA),
+    "iquestcoder": case("iquestcoder", "IQuestCoderConfig", "biases", attention_bias=True, mlp_bias=True),
+    "cwm": Case(family="cwm", config_class="CwmConfig", verified="window on one of two layers, llama3 RoPE scaling; "
+                "config.json without types of layers", rearranged=with_keys({}, layer_types=None),
+                values={"mlp_bias": True, "bos_token_id": 1, **WINDOWED}),
+    "hyperclovax": case("hyperclovax", "HyperCLOVAXConfig", "post-norms, all four multipliers",
+                        embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3,
+                        logits_scaling=2.0),
+    "hy_v3": case("hy_v3", "HYV3Config", "2 of 4 experts, score correction bias, and two shared ones; a dense layer; q "
+                  "and k norms, biases", num_shared_experts=2, attention_bias=True, mlp_bias=True, **EXPERTS),
     "opt": case("opt", "OPTConfig", "learned position embeddings, layer norms, biases", ffn_dim=96,
                 word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),
@@ -625,6 +639,16 @@ FAMILIES: dict[str, Case] = {
                     "untied head", text_config={**BASE, **WINDOWED, "model_type": "lfm3", "num_hidden_layers": 5},
                     vision_config=LFM3_VISION, image_token_id=300, projector_hidden_size=72,
                     tie_word_embeddings=False),
+    "lighton_ocr": case("lighton_ocr", "LightOnOcrConfig", "decoder, vision encoder, projector; several images of any "
+                        "size; tied head", text_config={**BASE, "model_type": "qwen3"}, vision_config=PIXTRAL_VISION,
+                        image_token_id=300),
+    "paddleocr_vl": case("paddleocr_vl", "PaddleOCRVLConfig", "decoder, vision encoder, M-RoPE, projector; several "
+                         "images of any size; biases, tied head", vision_config=PADDLE_VISION, image_token_id=300,
+                         vision_start_token_id=301, vision_end_token_id=302,
+                         text_config={**BASE, "rope_parameters": MROPE, "use_bias": True}),
+    "glm_ocr": case("glm_ocr", "GlmOcrConfig", "decoder, vision encoder, M-RoPE, projector; several images of any size",
+                    text_config={**BASE, "rope_parameters": MROPE}, vision_config=GLM_OCR_VISION, image_token_id=300,
+                    image_start_token_id=301, image_end_token_id=302),
     "lfm2_vl": case("lfm2_vl", "Lfm2VlConfig", "decoder, vision encoder, projector; several images of any size, tiles",
                     text_config={**BASE, "model_type": "lfm2", **LFM2_TEXT}, vision_config=SIGLIP2_VISION,
                     image_token_id=300, projector_hidden_size=72),

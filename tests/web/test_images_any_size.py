@@ -53,7 +53,9 @@ return Object.fromEntries(Object.entries(gridInputs(vision, width, height)).map(
 """
 
 
-@pytest.fixture(scope="module", params=[each for each in CONFIGS if each != "lfm3_vl"])  # whose rules are Qwen's
+@pytest.fixture(
+    scope="module", params=[each for each in CONFIGS if each not in ("glm_ocr", "lfm3_vl", "lighton_ocr")]
+)  # as Qwen's and Mistral 3's
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
     return convert(
@@ -90,6 +92,9 @@ def assert_tiles(found: Sequence[dict[str, Any]], expected: F32 | list[F32]) -> 
     [((40, 33), PIXELS), ((17, 60), PIXELS), ((3, 9), PIXELS), ((200, 7), PIXELS), ((640, 480), PIXELS),
      ((68, 100), {**PIXELS, "resample": 2}), ((1, 1), {**PIXELS, "image_mean": 0.5, "image_std": 0.25}),
      ((33, 190), {**PIXELS, "size": None, "max_pixels": 6400, "min_pixels": 64}),
+     ((3, 100), {**PIXELS, "image_processor_type": "PaddleOCRVLImageProcessor"}),
+     ((40, 33), {**PIXTRAL_PIXELS, "image_processor_type": "LightOnOcrImageProcessor"}),
+     ((3, 100), {**PIXELS, "image_processor_type": "Glm46VImageProcessor"}),
      ((40, 33), PIXTRAL_PIXELS), ((17, 100), PIXTRAL_PIXELS), ((1, 300), PIXTRAL_PIXELS),
      ((100, 75), {**PIXTRAL_PIXELS, "patch_size": 4, "spatial_merge_size": 2, "size": {"height": 24, "width": 96}})],
 )  # fmt: skip

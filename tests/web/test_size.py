@@ -38,7 +38,7 @@ LIMITS = {
     "images": 13_500,
     "images in tiles": 6_800,
     "images of one size": 2_300,
-    "images of any size": 9_200,
+    "images of any size": 10_000,
     "images of LFM2-VL": 3_100,
 }
 LATER = {

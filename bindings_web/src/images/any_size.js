@@ -2,8 +2,8 @@
 
 import { DynamicSizeProcessor } from "./dynamic_size.js";
 import { gemma4Rule } from "./gemma4.js";
-import { pixtralRule } from "./pixtral.js";
-import { qwenRule } from "./qwen_vl.js";
+import { lightOnOcrRule, pixtralRule } from "./pixtral.js";
+import { glmRule, paddleOcrRule, qwenRule } from "./qwen_vl.js";
 import { Settings } from "./settings.js";
 
 export { ImagePlaces } from "./places.js";
@@ -13,7 +13,10 @@ export { WholeImages } from "./whole_images.js";
 const RULES = {
   Gemma4Processor: gemma4Rule,
   Gemma4UnifiedProcessor: gemma4Rule,
+  Glm46VProcessor: glmRule,
   Lfm3VlProcessor: qwenRule,
+  LightOnOcrProcessor: lightOnOcrRule,
+  PaddleOCRVLProcessor: paddleOcrRule,
   PixtralProcessor: pixtralRule,
   Qwen2VLProcessor: qwenRule,
   Qwen2_5_VLProcessor: qwenRule,

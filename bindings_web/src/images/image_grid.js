@@ -27,7 +27,8 @@ export function gridInputs(vision, width, height) {
   const inputs = { patch_order: longs(order), ...(vision.rope_base ? rotations(vision, places) : {}) };
   if (vision.positions_by_axis) Object.assign(inputs, byAxis(vision.positions.rows / 2, places));
   else if (vision.positions) {
-    const [side, taps] = [Math.round(Math.sqrt(vision.positions.rows)), vision.antialias ? antialiased : corners];
+    const side = Math.round(Math.sqrt(vision.positions.rows));
+    const taps = vision.antialias ? antialiased : vision.positions_on_edges ? onEdges : corners;
     Object.assign(inputs, mixed(side, taps(side, places.row, rows), taps(side, places.column, columns)));
   }
   if (vision.window) Object.assign(inputs, windows(vision.window, square, rows / merge, wide));
@@ -91,7 +92,16 @@ function mixed(side, rows, columns) {
 
 /** Of grids that lie corner on corner. @param {number} side @param {number[]} at of patches @param {number} count @returns {Tap[]} */
 function corners(side, at, count) {
-  const exact = at.map((place) => Math.fround(Math.fround(place * (side - 1)) / Math.max(count - 1, 1)));
+  return between(side, at.map((place) => Math.fround(Math.fround(place * (side - 1)) / Math.max(count - 1, 1))));
+}
+
+/** Of grids that lie edge on edge. @param {number} side @param {number[]} at of patches @param {number} count @returns {Tap[]} */
+function onEdges(side, at, count) {
+  return between(side, at.map((place) => Math.fround(Math.min(Math.max(((place + 0.5) * side) / count - 0.5, 0), side - 1))));
+}
+
+/** Of the places on both sides of exact ones. @param {number} side @param {number[]} exact @returns {Tap[]} */
+function between(side, exact) {
   const first = exact.map(Math.floor);
   const share = exact.map((place, patch) => Math.fround(place - first[patch]));
   return [

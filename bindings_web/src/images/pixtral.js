@@ -1,4 +1,4 @@
-// The sizes of images in Mistral 3: the twin of embedllm/images/pixtral.py.
+// The sizes of images in Mistral 3 and LightOnOCR: the twin of embedllm/images/pixtral.py.
 
 import { PackageError } from "../errors.js";
 
@@ -36,4 +36,14 @@ export function pixtralRule(settings, vision, named) {
     const up = (/** @type {number} */ side) => Math.ceil(Math.max(Math.floor(side / ratio), 1) / factor) * factor;
     return [up(width), up(height)];
   } };
+}
+
+/**
+ * Rows of features have no tokens between them.
+ *
+ * @param {Settings} settings @param {any} vision @param {Readonly<Record<string, string>>} named @returns {Rule}
+ */
+export function lightOnOcrRule(settings, vision, named) {
+  const { image_token: placeholder = "<|image_pad|>" } = named;
+  return { ...pixtralRule(settings, vision, named), placeholder, row: "", end: "" };
 }

@@ -50,7 +50,9 @@ class Vision:
 class PatchMerger:
     """Patches of a square, row by row and side by side, as one row: down(gelu(up(norm(square)))).
 
-    square_norm (LFM2-VL): up(square_norm(norm(square))), whose norm is of each patch.
+    square_norm (LFM2-VL): up(square_norm(norm(square))), whose norm is of each patch. projector_norm (PaddleOCR-VL):
+    up(projector_norm(norm(square))), of which both norms are of each patch.
+    up_norm, gate and gated_up (GLM-OCR): x = gelu(up_norm(up(...))); down(silu(gate(x)) * gated_up(x)).
     merging (Mistral 3): up(merging(channels)), where channels has the first value of each patch, the second of each ...
     """
 
@@ -59,11 +61,16 @@ class PatchMerger:
     down: Linear
     merging: Linear | None = None
     square_norm: Norm | None = None  # of all values of a square
+    projector_norm: Norm | None = None  # of each patch, after `norm`, which is of a patch, too
+    up_norm: Norm | None = None  # of what `up` gives
+    gate: Linear | None = None  # with `gated_up`
+    gated_up: Linear | None = None
 
     @property
     def norms(self) -> tuple[Norm, ...]:
         """In the order in which they are applied."""
-        return (self.norm,) if self.square_norm is None else (self.norm, self.square_norm)
+        norms = (self.norm, self.projector_norm, self.square_norm, self.up_norm)
+        return tuple(each for each in norms if each is not None)
 
     @property
     def square(self) -> int:
@@ -73,7 +80,8 @@ class PatchMerger:
     @property
     def matrices(self) -> tuple[Linear, ...]:
         """In the order in which they are multiplied by."""
-        return tuple(each for each in (self.merging, self.up, self.down) if each is not None)
+        matrices = (self.merging, self.up, self.gate, self.gated_up, self.down)
+        return tuple(each for each in matrices if each is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +143,7 @@ class DynamicVision:
     positions_norm: Norm | None = None
     patches_channels_last: bool = False  # the source's convolution is a matrix [hidden, patch_size * patch_size * 3]
     patches_are_flat: bool = False  # it is a matrix with the values in the order of a convolution (LFM3-VL)
+    positions_on_edges: bool = False  # the grids of positions and patches lie edges on edges (PaddleOCR-VL)
     antialias: bool = False  # positions are resized as an image is, edges on edges: to fewer by wider kernels
     # frequencies of rows and columns alternate in one series (Pixtral, Agrawal et al. 2024); else both have the same
     rope_interleaved: bool = False

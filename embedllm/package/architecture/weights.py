@@ -14,6 +14,7 @@ class Origin:
     block: int = 0  # rows that are contiguous; 0: all of them
     stride: int = 0  # from the beginning of one block to that of the next
     transposed: bool = False  # the source has [columns, rows]
+    parts: int = 1  # a row is that many of the source's last dimension, as of a convolution's kernels; `rows` are whole
     source_columns: int = 0  # of a transposed tensor that is several matrices, behind each other; 0: it is one
     column_start: int = 0  # the first of those columns that is taken
     head_rows: int = 0  # rows of a head; the fields below reorder rows within each

@@ -16,16 +16,18 @@ _NAMES = Names(
     down="feed_forward.down_proj",
 )  # fmt: skip
 _NORM = NormKind(epsilon=1e-5)
-_ENCODER, _PROJECTOR = "vision_tower", "multi_modal_projector"
 _DEFAULTS: dict[str, object] = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
                                 "num_attention_heads": 16, "num_channels": 3, "patch_size": 16,
                                 "hidden_act": "gelu"}  # fmt: skip
 
 
-def describe_pixtral(whole: Config, config: Config, *, hidden: int, epsilon: float, image_token: int) -> DynamicVision:
+def describe_pixtral(
+    whole: Config, config: Config, *, encoder: str, projector: str, hidden: int, epsilon: float, image_token: int
+) -> DynamicVision:
     """The vision encoder of a `vision_config` and its projector.
 
-    whole: of the model. hidden, epsilon: of the decoder and its norms. Raises UnsupportedModel.
+    whole: of the model. encoder, projector: what the names of their tensors begin with. hidden, epsilon: of the decoder
+    and its norms. Raises UnsupportedModel.
     """
     if (kind := config.text("model_type", "pixtral")) != "pixtral":
         raise UnsupportedModel(f"the vision encoder is a '{kind}'; the description knows pixtral.")
@@ -43,14 +45,14 @@ def describe_pixtral(whole: Config, config: Config, *, hidden: int, epsilon: flo
         patch_size=config.integer("patch_size"),
         temporal_patch_size=1,
         merge_size=whole.integer("spatial_merge_size", 2),
-        patches=f"{_ENCODER}.patch_conv",
+        patches=f"{encoder}.patch_conv",
         patches_bias=False,
-        patches_norm=_NORM.named(config, "vision.patches_norm", f"{_ENCODER}.ln_pre", sizes.hidden),
+        patches_norm=_NORM.named(config, "vision.patches_norm", f"{encoder}.ln_pre", sizes.hidden),
         rope_base=_rope_base(config),
         rope_interleaved=True,
         positions=None,
-        layers=tuple(_layer(config, sizes, index) for index in range(sizes.layers)),
-        merger=_merger(whole, sizes.hidden, hidden, epsilon),
+        layers=tuple(_layer(config, sizes, encoder, index) for index in range(sizes.layers)),
+        merger=_merger(whole, projector, sizes.hidden, hidden, epsilon),
     )
 
 
@@ -61,9 +63,9 @@ def _rope_base(config: Config) -> float:
     return base if section is None else section.number("rope_theta", base, above=1)
 
 
-def _layer(config: Config, sizes: Sizes, index: int) -> Layer:
+def _layer(config: Config, sizes: Sizes, encoder: str, index: int) -> Layer:
     parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=_NORM, transposed=False,
-                  name=f"vision.layers.{index}", source=f"{_ENCODER}.transformer.layers.{index}")  # fmt: skip
+                  name=f"vision.layers.{index}", source=f"{encoder}.transformer.layers.{index}")  # fmt: skip
     q, k, v = parts.qkv(groups=1, bias=False, pairs=0)
     return Layer(
         attention_norm=parts.norm("attention_norm", _NAMES.attention_norm),
@@ -81,20 +83,20 @@ def _layer(config: Config, sizes: Sizes, index: int) -> Layer:
     )
 
 
-def _merger(whole: Config, width: int, hidden: int, epsilon: float) -> PatchMerger:
+def _merger(whole: Config, projector: str, width: int, hidden: int, epsilon: float) -> PatchMerger:
     """width: of the encoder."""
     if (active := whole.text("projector_hidden_act", "gelu")) != "gelu":
         raise UnsupportedModel(f"projector_hidden_act is '{active}'; expected gelu.")
     bias, square = whole.flag("multimodal_projector_bias", False), width * whole.integer("spatial_merge_size", 2) ** 2
     up, down = (
-        Linear(name=f"vision.merger.{part}", source=f"{_PROJECTOR}.{where}", rows=hidden, columns=columns, bias=bias)
+        Linear(name=f"vision.merger.{part}", source=f"{projector}.{where}", rows=hidden, columns=columns, bias=bias)
         for part, where, columns in (("up", "linear_1", width), ("down", "linear_2", hidden))
     )
     return PatchMerger(
-        norm=Norm(name="vision.merger.norm", source=f"{_PROJECTOR}.norm.weight", size=width, epsilon=epsilon),
+        norm=Norm(name="vision.merger.norm", source=f"{projector}.norm.weight", size=width, epsilon=epsilon),
         merging=Linear(
             name="vision.merger.merging",
-            source=f"{_PROJECTOR}.patch_merger.merging_layer",
+            source=f"{projector}.patch_merger.merging_layer",
             rows=width,
             columns=square,
         ),

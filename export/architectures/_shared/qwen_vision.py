@@ -98,11 +98,11 @@ def with_vision(decoder: Decoder, config: Config, shape: VisionShape, *, interle
             f"deepstack_visual_indexes has {len(encoder.deepstack)} layers; expected fewer than the "
             f"{len(decoder.layers)} of the text model."
         )
-    mrope = Mrope(sections=_sections(config, decoder), interleaved=interleaved)
+    mrope = Mrope(sections=mrope_sections(config, decoder), interleaved=interleaved)
     return replace(decoder, vision=encoder, rope=replace(decoder.rope, mrope=mrope))
 
 
-def _sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
+def mrope_sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
     """Of M-RoPE, under 'rope_parameters' or 'rope_scaling' of the text model."""
     text = config.section("text_config") or config
     for key in ("rope_parameters", "rope_scaling"):

@@ -352,6 +352,8 @@ def test_an_unknown_model_type_names_the_nearest(model_type: str, hint: str) -> 
         ("hy_v4_vl", "hyper-connections"),
         ("inkling2_loop", "messages from one pass to the next"),
         ("dory", "residuals on the unit sphere"),
+        ("glm_moe_dsa", "sparse attention to tokens that an indexer chooses"),
+        ("falcon_mamba", "no layer with attention"),
     ],
 )
 def test_a_family_that_cannot_be_described_is_refused_with_what_it_has(model_type: str, says: str) -> None:

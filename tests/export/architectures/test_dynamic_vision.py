@@ -37,7 +37,7 @@ TOLERANCE = 1e-4  # of the spread: both sides compute in float32
 RECURRENT = 3e-4  # the rounding of a state adds up over the tokens: 0.00011 in 20 of them
 REPLY = 12  # tokens
 DEVICES = ("reference", "cpu", "openvino", pytest.param("webgpu", marks=pytest.mark.webgpu))
-WITHOUT_TYPES = ("mistral3", "lfm2_vl", "lfm3_vl")  # those whose positions images do not move
+WITHOUT_TYPES = ("mistral3", "lfm2_vl", "lfm3_vl", "lighton_ocr")  # those whose positions images do not move
 WIDE, TALL, SMALL = dynamic_image(1, 3, 5), dynamic_image(2, 5, 2), dynamic_image(3, 1, 1)
 PROMPTS: dict[str, tuple[DynamicImage | list[int], ...]] = {
     "text behind": (WIDE, [5, 6, 7]),
@@ -55,7 +55,8 @@ class Made(NamedTuple):
 SLOW = pytest.mark.slow
 FAMILIES_THAT_SEE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", pytest.param("qwen3_vl_moe", marks=SLOW),
                      pytest.param("qwen3_5_moe", marks=SLOW), "mistral3", "mistral3 small", "lfm2_vl",
-                     "lfm2_vl plain", "lfm3_vl"]  # fmt: skip
+                     "lfm2_vl plain", "lfm3_vl", pytest.param("lighton_ocr", marks=SLOW), "paddleocr_vl",
+                     "glm_ocr"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES_THAT_SEE)
@@ -84,18 +85,27 @@ def patches(image: DynamicImage) -> np.ndarray:
     return np.repeat(ordered, 2, axis=5).reshape(4 * rows * columns, -1)
 
 
+def in_rows(image: DynamicImage) -> np.ndarray:
+    """As PaddleOCR-VL takes them: [patches, 3, side, side], row by row."""
+    side = SQUARE // 2
+    rows, columns = (length // side for length in image.pixel_values.shape[2:])
+    apart = image.pixel_values[0].reshape(3, rows, side, columns, side)
+    return apart.transpose(1, 3, 0, 2, 4).reshape(rows * columns, 3, side, side)
+
+
 def pixels(model_type: str, images: Sequence[DynamicImage]) -> dict[str, Any]:
     """Of one prompt."""
     if not images:
         return {}
-    if model_type == "mistral3":
+    if model_type in ("mistral3", "lighton_ocr"):
         return padded(images)
     if model_type == "lfm2_vl":
         inputs = siglip2_inputs([image.pixel_values[0] for image in images])
         return {name: torch.from_numpy(values) for name, values in inputs.items()}
     grids = torch.tensor([[1, *(2 * side for side in image.grid)] for image in images])
+    ordered = in_rows if model_type == "paddleocr_vl" else patches
     return {
-        "pixel_values": torch.from_numpy(np.concatenate([patches(image) for image in images])),
+        "pixel_values": torch.from_numpy(np.concatenate([ordered(image) for image in images])),
         "image_grid_thw": grids,
     }
 

@@ -48,6 +48,8 @@ OWN = {
     },
     "glm4_moe_lite": {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "minicpm3": {"num_key_value_heads": 4},
+    "youtu": {"num_key_value_heads": 4},
+    "hy_v3": {"num_experts": 4, "num_experts_per_tok": 2},
     "sarvam_mla": {"num_key_value_heads": 4, "n_routed_experts": 8},
     "gemma3n": {"num_kv_shared_layers": 0},
     "gemma3n_text": {"num_kv_shared_layers": 0},
@@ -85,6 +87,15 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family == "lfm3_vl":
         return {"model_type": family, "text_config": {**values, "model_type": "lfm3"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 3}}  # fmt: skip
+    if family == "lighton_ocr":
+        return {"model_type": family, "text_config": {**values, "model_type": "qwen3"}, "image_token_id": 300,
+                "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
+    if family == "glm_ocr":
+        return {"model_type": family, "text_config": {"rope_scaling": {"mrope_section": [2, 3, 3]}, **values},
+                "vision_config": {"depth": 1, "out_hidden_size": 64}, "image_token_id": 300}  # fmt: skip
+    if family == "paddleocr_vl":
+        return {"model_type": family, "text_config": {"rope_scaling": {"mrope_section": [2, 3, 3]}, **values},
+                "vision_config": {"num_hidden_layers": 1}, "image_token_id": 300}  # fmt: skip
     if family in ("idefics3", "smolvlm"):
         return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
                 "image_token_id": 300}  # fmt: skip
@@ -127,6 +138,8 @@ def test_a_decoder_that_attends_in_both_directions_is_refused(family: str) -> No
         ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx is not 0"),
         ("gemma4_text", {"attention_bias": True}, "attention_bias is true"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window is true"),
+        ("iquestcoder", {"clip_qkv": 8}, "clip_qkv is 8; expected null"),
         ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer type 'sliding_attention' is not described"),
         ("lfm2", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
         ("lfm3", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
@@ -275,6 +288,12 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
         describe(Config({**whole, **values}))
 
 
+def test_a_lighton_ocr_under_its_first_model_type_is_described() -> None:
+    """As LightOnOCR-2 was published."""
+    whole = config("lighton_ocr")
+    assert describe(Config({**whole, "model_type": "mistral3"})) == describe(Config(whole))
+
+
 def test_an_lfm3_vl_of_another_text_model_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="the text model is a 'lfm2'; the description knows lfm3"):
         describe(Config({**config("lfm3_vl"), "text_config": {"model_type": "lfm2"}}))
@@ -297,7 +316,29 @@ def test_an_lfm3_vl_of_another_vision_encoder_is_refused(values: dict[str, objec
         describe(Config({**whole, "vision_config": {"num_hidden_layers": 3, **values}}))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "lfm3_vl", "mistral3"])
+@pytest.mark.parametrize(
+    ("family", "values", "says"),
+    [
+        ("glm_ocr", {"out_hidden_size": 32}, "out_hidden_size is 32 in vision_config; expected 64"),
+        ("glm_ocr", {"hidden_act": "gelu"}, "hidden_act is 'gelu' in vision_config; expected silu"),
+        ("glm_ocr", {"num_heads": 512}, "heads of the vision encoder have 2 values; expected a multiple of 4"),
+        ("paddleocr_vl", {"num_channels": 1}, "num_channels is 1 in vision_config; expected 3"),
+        (
+            "paddleocr_vl",
+            {"num_attention_heads": 576},
+            "heads of the vision encoder have 2 values; expected a multiple",
+        ),
+    ],
+)
+def test_another_vision_encoder_of_an_ocr_model_is_refused(family: str, values: dict[str, object], says: str) -> None:
+    whole = config(family)
+    vision = whole["vision_config"]
+    assert isinstance(vision, dict)
+    with pytest.raises(UnsupportedModel, match=says):
+        describe(Config({**whole, "vision_config": {**vision, **values}}))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm_ocr", "lfm3_vl", "mistral3"])
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))

@@ -1,0 +1,135 @@
+"""GLM-OCR (0.9B): vision-language model; 2-D RoPE, q and k norms, gated projector, M-RoPE; GLM-4's four norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures import glm4
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
+from embedllm.export.architectures._shared.qwen_vision import mrope_sections
+from embedllm.export.architectures._shared.vision_language import text_of
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.decoder import Decoder
+from embedllm.package.architecture.layer import Layer
+from embedllm.package.architecture.rope import Mrope
+from embedllm.package.architecture.vision import DynamicVision, PatchMerger
+from embedllm.package.architecture.weights import Linear, Norm, Origin
+
+_NAMES = Names(
+    attention_norm="norm1", mlp_norm="norm2", qkv="attn.qkv", o="attn.proj", gate="mlp.gate_proj", up="mlp.up_proj",
+    down="mlp.down_proj", q_norm="attn.q_norm", k_norm="attn.k_norm",
+)  # fmt: skip
+_NORM = NormKind(epsilon=1e-5)
+_ENCODER = "model.visual"
+_DEFAULTS: dict[str, object] = {"depth": 24, "hidden_size": 1024, "hidden_act": "silu", "num_heads": 16,
+                                "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2, "out_hidden_size": 1536,
+                                "temporal_patch_size": 2, "intermediate_size": 4096}  # fmt: skip
+_EPSILON = 1e-5  # of the projector's layer norm: torch's default
+_TIED = "tie_word_embeddings"
+
+
+def describe(config: Config) -> Decoder:
+    text, vision = config.section("text_config"), config.section("vision_config")
+    if text is None or vision is None:
+        lacks = "text_config" if text is None else "vision_config"
+        raise ExportError(f"config.json has no '{lacks}'; expected there what a GLM-OCR says of it.")
+    tied = config.flag(_TIED, False) or text.flag(_TIED, False)
+    decoder = _text(config.replaced({_TIED: tied}))
+    token = config.integer("image_token_id", 59_280, least=0)
+    if token >= decoder.vocabulary:
+        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    return replace(decoder, vision=_vision(vision, decoder.hidden, token))
+
+
+def _text(config: Config) -> Decoder:
+    shape = Shape(
+        model_type="glm_ocr",
+        names=replace(glm4.NAMES, model="model.language_model"),
+        norm=_NORM,
+        interleaved=True,
+    )
+    decoder = describe_shaped(text_of(config), shape)
+    mrope = Mrope(sections=mrope_sections(config, decoder), interleaved=False)
+    return replace(decoder, rope=replace(decoder.rope, mrope=mrope))
+
+
+def _vision(config: Config, hidden: int, token: int) -> DynamicVision:
+    """hidden: of the decoder. token: the placeholder of a row."""
+    config = config.filled(_DEFAULTS).replaced({"vocab_size": 1, "head_dim": None})
+    config = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads"})
+    sizes = Sizes.of(config)
+    for key, expected in (("in_channels", 3), ("out_hidden_size", hidden)):
+        if config.integer(key) != expected:
+            raise UnsupportedModel(f"{key} is {config.integer(key)} in vision_config; expected {expected}.")
+    if sizes.head_dim % 4:
+        raise UnsupportedModel(f"heads of the vision encoder have {sizes.head_dim} values; expected a multiple of 4.")
+    rope = config.section("rope_parameters")
+    return DynamicVision(
+        image_token=token,
+        patch_size=config.integer("patch_size"),
+        temporal_patch_size=config.integer("temporal_patch_size"),
+        merge_size=config.integer("spatial_merge_size"),
+        patches=f"{_ENCODER}.patch_embed.proj",
+        patches_bias=True,
+        rope_base=10_000.0 if rope is None else rope.number("rope_theta", 10_000.0, above=1),
+        positions=None,
+        layers=tuple(_layer(config, sizes, index) for index in range(sizes.layers)),
+        merger=_merger(config, sizes.hidden, hidden),
+    )
+
+
+def _layer(config: Config, sizes: Sizes, index: int) -> Layer:
+    parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=_NORM, transposed=False,
+                  name=f"vision.layers.{index}", source=f"{_ENCODER}.blocks.{index}")  # fmt: skip
+    bias = config.flag("attention_bias", True)
+    q, k, v = parts.qkv(groups=1, bias=bias, pairs=0)
+    q_norm, k_norm = (
+        parts.head_norm(f"attention.{part}_norm", where, sizes.heads, _NORM, over="head", pairs=0)
+        for part, where in (("q", _NAMES.q_norm), ("k", _NAMES.k_norm))
+    )
+    return Layer(
+        attention_norm=parts.norm("attention_norm", _NAMES.attention_norm),
+        attention=Attention(
+            heads=sizes.heads,
+            kv_heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            q=q,
+            k=k,
+            v=v,
+            o=parts.linear("attention.o", _NAMES.o, sizes.hidden, sizes.hidden, bias=bias),
+            q_norm=q_norm,
+            k_norm=k_norm,
+        ),
+        mlp_norm=parts.norm("mlp_norm", _NAMES.mlp_norm),
+        mlp=parts.mlp(config.integer("intermediate_size"), activation(config), bias=bias),
+    )
+
+
+def _merger(config: Config, width: int, hidden: int) -> PatchMerger:
+    """width: of the encoder. Its convolution has a kernel as large as a square."""
+    if (active := config.text("hidden_act")) != "silu":
+        raise UnsupportedModel(f"hidden_act is '{active}' in vision_config; expected silu.")
+    name, source, inner = "vision.merger", f"{_ENCODER}.merger", hidden * config.integer("in_channels")
+    merge = config.integer("spatial_merge_size")
+    parts = merge * width
+    up, gate, gated_up, down = (
+        Linear(name=f"{name}.{part}", source=f"{source}.{matrix}", rows=rows, columns=columns)
+        for part, matrix, rows, columns in (("up", "proj", hidden, hidden), ("gate", "gate_proj", inner, hidden),
+                                            ("gated_up", "up_proj", inner, hidden),
+                                            ("down", "down_proj", hidden, inner))
+    )  # fmt: skip
+    where = f"{source}.post_projection_norm"
+    return PatchMerger(
+        norm=_NORM.named(config, f"{name}.norm", f"{_ENCODER}.post_layernorm", width),
+        merging=Linear(name=f"{name}.merging", source=f"{_ENCODER}.downsample", rows=hidden, columns=parts * merge,
+                       bias=True, origin=Origin(rows=hidden, parts=parts)),
+        up=up,
+        up_norm=Norm(name=f"{name}.up_norm", source=f"{where}.weight", size=hidden, epsilon=_EPSILON, kind="layer",
+                     bias=f"{where}.bias"),
+        gate=gate,
+        gated_up=gated_up,
+        down=down,
+    )  # fmt: skip
