@@ -22,8 +22,9 @@ class PixelRange:
     Source: smart_resize() of image_processing_qwen2_vl.py, and processing_qwen3_vl.py, of transformers (5.24).
     """
 
-    min_pixels: float
-    max_pixels: float
+    min_pixels: int
+    max_pixels: int
+    times: int = 1  # that each pixel of an image counts in these
     scale_up: ScaleUp | None = None  # of images with a side of less than a square, before all else
 
     def grid(self, width: int, height: int, factor: int) -> tuple[int, int]:
@@ -37,11 +38,12 @@ class PixelRange:
             )
         sides = (height, width)
         rows, columns = (round(side / factor) for side in sides)
-        if rows * columns * factor**2 > self.max_pixels:
-            scale = sqrt(width * height / self.max_pixels)
+        pixels, own = self.times * rows * columns * factor**2, self.times * width * height
+        if pixels > self.max_pixels:
+            scale = sqrt(own / self.max_pixels)
             rows, columns = (max(1, floor(side / scale / factor)) for side in sides)
-        elif rows * columns * factor**2 < self.min_pixels:
-            scale = sqrt(self.min_pixels / (width * height))
+        elif pixels < self.min_pixels:
+            scale = sqrt(self.min_pixels / own)
             rows, columns = (ceil(side * scale / factor) for side in sides)
         return rows, columns
 
@@ -86,8 +88,7 @@ def open_dynamic_size(
 ) -> AnySizeProcessor:
     """The processor of these settings. Raises PackageError where they and the vision encoder disagree.
 
-    limits: the fewest and the most pixels where the settings do not say it. scale_up: of PixelRange. times: that an
-    image counts in the limits.
+    limits: the fewest and the most pixels where the settings do not say it. scale_up, times: of PixelRange.
     """
     check_resizes(settings)
     check_encoder(
@@ -109,6 +110,6 @@ def open_dynamic_size(
     return AnySizeProcessor(
         pixels=settings.pixels(resample=3, usual_mean=CLIP_MEAN, usual_std=CLIP_STD),
         factor=vision.factor,
-        size_rule=PixelRange(min_pixels=smallest / times, max_pixels=largest / times, scale_up=scale_up),
+        size_rule=PixelRange(min_pixels=smallest, max_pixels=largest, times=times, scale_up=scale_up),
         placeholder=named.get("image_token", "<|image_pad|>"),
     )

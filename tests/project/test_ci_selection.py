@@ -34,8 +34,8 @@ def run(folder: Path, *options: str) -> list[str]:
         "tests.conftest",
     ]
     command += ["--passed-to=passed", "--but-passed=passed", *options, "test_two.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=folder, env=environment, timeout=120, check=True)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of the run around it
+    subprocess.run(command, cwd=folder, env=own | {"PYTHONPATH": str(ROOT)}, timeout=120, check=True)
     return [json.loads(line) for line in (folder / "passed").read_text().splitlines()]
 
 

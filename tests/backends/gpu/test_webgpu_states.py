@@ -30,8 +30,7 @@ from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import DeviceError
 from embedllm.export import Recipe, convert
 from embedllm.kv_cache.disk_store import DiskStore
-from embedllm.kv_cache.recurrent_prefix import _from_kv as from_kv
-from embedllm.kv_cache.recurrent_prefix import as_kv
+from embedllm.kv_cache.recurrent_prefix import as_kv, from_kv
 from embedllm.kv_cache.transfer import exported
 from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package, open_package
