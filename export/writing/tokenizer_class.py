@@ -27,9 +27,9 @@ _OF_MODELS = {
 _ALWAYS = {"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
 _AS_IT_IS = {
     "ernie4_5", "ernie4_5_moe", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe",
-    "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm2", "internlm3", "minicpm3", "minimax_m2", "ministral",
-    "ministral3", "mistral", "mistral3", "mixtral", "modernbert", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "phi3",
-    "smolvlm", "stablelm",
+    "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm2", "internlm3", "iquestcoder", "minicpm3",
+    "minimax_m2", "ministral", "ministral3", "mistral", "mistral3", "mixtral", "modernbert", "nemotron", "olmo2",
+    "olmo3", "olmo_hybrid", "paddleocr_vl", "phi3", "smolvlm", "stablelm",
 }  # fmt: skip
 
 
