@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, chain, pairwise, product
@@ -22,6 +23,8 @@ from embedllm.files.atomic import atomic_write
 from embedllm.files.safetensors_header import Tensor, read_header
 
 if TYPE_CHECKING:
+    from io import BufferedReader
+
     from embedllm.backends.base import KeyValues
 
 FORMAT = "embedllm-kv-1"
@@ -54,27 +57,42 @@ class StateFile:
 
     def read(self) -> Iterator[KeyValues]:
         """The KV, piece by piece, each checked before it is given. Raises PackageError at the first damaged one."""
-        return (self.piece(start) for start in self.starts)
+        with self.opened() as reader:
+            for start in self.starts:
+                yield reader.piece(start)
+
+    @contextmanager
+    def opened(self) -> Iterator[PieceReader]:
+        """Within the block, its pieces in any order: those of now, also when another file takes its place."""
+        with self.path.open("rb") as stream:
+            yield PieceReader(self, stream)
+
+
+class PieceReader:
+    """Pieces of an open file, each checked before it is given."""
+
+    def __init__(self, file: StateFile, stream: BufferedReader) -> None:
+        self._file, self._stream = file, stream
 
     def piece(self, start: int) -> KeyValues:
         """The piece of KV that begins with a token. Raises PackageError when it is damaged."""
-        return self._read(f"{start}", self.starts.index(start))
+        return self._read(f"{start}", self._file.starts.index(start))
 
     def states(self, position: int) -> KeyValues:
         """The states behind a position, as write_state() was given them. Raises PackageError when they are damaged."""
-        return self._read(f"{_STATES}{position}", len(self.starts) + self.kept.index(position))
+        return self._read(f"{_STATES}{position}", len(self._file.starts) + self._file.kept.index(position))
 
     def _read(self, name: str, place: int) -> KeyValues:
         """place: of its hash."""
-        parts = [tensor for key, tensor in self.tensors.items() if key.startswith(f"{name}.")]
+        file = self._file
+        parts = [tensor for key, tensor in file.tensors.items() if key.startswith(f"{name}.")]
         first, last = parts[0], parts[-1]
         data = np.empty(last.offset + last.length - first.offset, np.uint8)
         view = memoryview(data)  # type: ignore[arg-type]  # NumPy's arrays are buffers; its types say so from 3.12 on
-        with self.path.open("rb") as file:
-            file.seek(first.offset)
-            is_whole = file.readinto(view) == data.size
-        if not is_whole or sha256(view).hexdigest() != self.about["pieces"].split()[place]:
-            raise PackageError(f"'{self.path}' is damaged: the piece '{name}' differs from its sha256.")
+        self._stream.seek(first.offset)
+        is_whole = self._stream.readinto(view) == data.size
+        if not is_whole or sha256(view).hexdigest() != file.about["pieces"].split()[place]:
+            raise PackageError(f"'{file.path}' is damaged: the piece '{name}' differs from its sha256.")
         arrays = [data[t.offset - first.offset :][: t.length].view(_TYPES[t.dtype]).reshape(t.shape) for t in parts]
         return list(zip(arrays[::2], arrays[1::2], strict=True))
 

@@ -17,7 +17,7 @@ from embedllm.errors import ContextFull, PackageError
 from embedllm.generation.options import WhenFull
 from embedllm.kv_cache.block_cache import slice_state
 from embedllm.kv_cache.fingerprint import kv_fingerprint
-from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
+from embedllm.kv_cache.kv_file import PieceReader, StateFile, open_state, write_state
 from embedllm.kv_cache.recurrent_prefix import MOST_STATES, CachedPrefix, as_kv, from_kv, movable
 from embedllm.kv_cache.sequence_handle import SequenceHandle
 from embedllm.kv_cache.transfer import TRANSFER_TOKENS, CachedSpan, exported, kv_mover
@@ -177,10 +177,11 @@ def _restore(
         if adapter is not None:
             in_loop(lambda: sequence.adapt(adapter))
         if (recurrent := movable(sequence.session)) is not None:
-            for prefix in _prefixes(file, recurrent, cancel):
-                in_loop(partial(sequence.restore_prefix, tokens, prefix))
-                if len(sequence.tokens) < prefix.stop:
-                    raise PackageError(f"'{file.path}' holds states of another model.")
+            with file.opened() as reader:
+                for prefix in _prefixes(file, reader, recurrent, cancel):
+                    in_loop(partial(sequence.restore_prefix, tokens, prefix))
+                    if len(sequence.tokens) < prefix.stop:
+                        raise PackageError(f"'{file.path}' holds states of another model.")
             return True
         for state in file.read():
             if cancel.cancelled:
@@ -191,20 +192,20 @@ def _restore(
     return True
 
 
-def _prefixes(file: StateFile, session: KeepsStates, cancel: Cancel) -> Iterator[CachedPrefix]:
+def _prefixes(file: StateFile, reader: PieceReader, session: KeepsStates, cancel: Cancel) -> Iterator[CachedPrefix]:
     """The KV of a file from one position to the next whose states it has, with these."""
 
     def read(piece: int, start: int, stop: int) -> KeyValues:
         if cancel.cancelled:
             raise Interrupted
-        return slice_state(file.piece(piece), start - piece, stop - piece)
+        return slice_state(reader.piece(piece), start - piece, stop - piece)
 
     for start, stop in pairwise((0, *file.kept)):
         pieces = [(at, max(at, start), min(after, stop)) for at, after in pairwise((*file.starts, len(file.tokens)))]
         spans = [CachedSpan(start=first, stop=last, read=partial(read, piece, first, last))
                  for piece, first, last in pieces if first < last]  # fmt: skip
         yield CachedPrefix(start=start, stop=stop, spans=spans,
-                           states=lambda at=stop: from_kv(file.states(at), session.state_shapes))  # fmt: skip
+                           states=lambda at=stop: from_kv(reader.states(at), session.state_shapes))  # fmt: skip
 
 
 def _kind(file: StateFile) -> dict[str, str]:

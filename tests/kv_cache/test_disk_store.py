@@ -93,6 +93,18 @@ def test_a_file_gives_what_was_written_and_is_a_safetensors_file(
     assert [entry.name for entry in tmp_path.iterdir()] == ["kv.safetensors"]
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(tmp_path: Path) -> None:
+    """As a conversation that is saved again while another thread opens it."""
+    path, about = tmp_path / "kv", {"tokens": json.dumps([5, 6, 7, 8])}
+    pieces, others = ([state(seed, 2) for seed in seeds] for seeds in ((1, 2), (3, 4)))
+    write_state(path, about, pieces)
+    found = open_state(path).read()
+    read = [next(found)]
+    write_state(path, about, others)
+    read += found
+    assert all(same(one, other) for one, other in zip(read, pieces, strict=True))
+
+
 @given(st.data())
 def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("damage") / "kv.safetensors"
