@@ -8,7 +8,7 @@ from dataclasses import replace
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.parts import NormKind
 from embedllm.export.architectures._shared.siglip import describe_siglip
-from embedllm.export.architectures._shared.vision_language import text_section
+from embedllm.export.architectures._shared.vision_language import image_token, text_section
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma3_text import describe_text
 from embedllm.package.architecture.decoder import Decoder
@@ -30,11 +30,7 @@ def describe(config: Config) -> Decoder:
 def _vision(config: Config, vision: Config, decoder: Decoder) -> Vision:
     """SigLIP, whose patches are pooled to `mm_tokens_per_image` rows; normed, then projected by a transposed matrix."""
     vision = vision.filled({"patch_size": 16, "num_attention_heads": 12, "hidden_size": 768})
-    token = config.integer("image_token_index", config.integer("image_token_id", 262_144, least=0), least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(
-            f"image_token_index is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}."
-        )
+    token = image_token(config, decoder, 262_144, "image_token_index")
     encoder = describe_siglip(
         vision,
         source="vision_tower.vision_model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.architectures._shared.gemma4_vision import image_token
+from embedllm.export.architectures._shared.gemma4_vision import gemma4_image_token
 from embedllm.export.architectures._shared.parts import RMS, NormKind
 from embedllm.export.architectures._shared.vision_language import text_section
 from embedllm.export.architectures.config import Config
@@ -40,7 +40,7 @@ def _vision(config: Config, vision: Config, text: Config, decoder: Decoder) -> D
         return _NORM.named(Config({}), f"vision.{part}", f"{_PLACE}.{where}", size)
 
     return DynamicVision(
-        image_token=image_token(config, text, decoder),
+        image_token=gemma4_image_token(config, text, decoder),
         patch_size=side,
         temporal_patch_size=1,
         merge_size=1,

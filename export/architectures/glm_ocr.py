@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures import glm4
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
-from embedllm.export.architectures._shared.qwen_vision import mrope_sections
-from embedllm.export.architectures._shared.vision_language import text_of
+from embedllm.export.architectures._shared.qwen_vision import with_mrope
+from embedllm.export.architectures._shared.vision_encoder import check_encoder, rope_base
+from embedllm.export.architectures._shared.vision_language import both_sections, image_token, text_of
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.layer import Layer
-from embedllm.package.architecture.rope import Mrope
 from embedllm.package.architecture.vision import DynamicVision, PatchMerger
 from embedllm.package.architecture.weights import Linear, Norm, Origin
 
@@ -32,15 +31,10 @@ _TIED = "tie_word_embeddings"
 
 
 def describe(config: Config) -> Decoder:
-    text, vision = config.section("text_config"), config.section("vision_config")
-    if text is None or vision is None:
-        lacks = "text_config" if text is None else "vision_config"
-        raise ExportError(f"config.json has no '{lacks}'; expected there what a GLM-OCR says of it.")
+    text, vision = both_sections(config, "a GLM-OCR")
     tied = config.flag(_TIED, False) or text.flag(_TIED, False)
     decoder = _text(config.replaced({_TIED: tied}))
-    token = config.integer("image_token_id", 59_280, least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    token = image_token(config, decoder, 59_280)
     return replace(decoder, vision=_vision(vision, decoder.hidden, token))
 
 
@@ -51,9 +45,7 @@ def _text(config: Config) -> Decoder:
         norm=_NORM,
         interleaved=True,
     )
-    decoder = describe_shaped(text_of(config), shape)
-    mrope = Mrope(sections=mrope_sections(config, decoder), interleaved=False)
-    return replace(decoder, rope=replace(decoder.rope, mrope=mrope))
+    return with_mrope(describe_shaped(text_of(config), shape), config)
 
 
 def _vision(config: Config, hidden: int, token: int) -> DynamicVision:
@@ -61,12 +53,7 @@ def _vision(config: Config, hidden: int, token: int) -> DynamicVision:
     config = config.filled(_DEFAULTS).replaced({"vocab_size": 1, "head_dim": None})
     config = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads"})
     sizes = Sizes.of(config)
-    for key, expected in (("in_channels", 3), ("out_hidden_size", hidden)):
-        if config.integer(key) != expected:
-            raise UnsupportedModel(f"{key} is {config.integer(key)} in vision_config; expected {expected}.")
-    if sizes.head_dim % 4:
-        raise UnsupportedModel(f"heads of the vision encoder have {sizes.head_dim} values; expected a multiple of 4.")
-    rope = config.section("rope_parameters")
+    check_encoder(config, sizes, in_channels=3, out_hidden_size=hidden)
     return DynamicVision(
         image_token=token,
         patch_size=config.integer("patch_size"),
@@ -74,7 +61,7 @@ def _vision(config: Config, hidden: int, token: int) -> DynamicVision:
         merge_size=config.integer("spatial_merge_size"),
         patches=f"{_ENCODER}.patch_embed.proj",
         patches_bias=True,
-        rope_base=10_000.0 if rope is None else rope.number("rope_theta", 10_000.0, above=1),
+        rope_base=rope_base(config),
         positions=None,
         layers=tuple(_layer(config, sizes, index) for index in range(sizes.layers)),
         merger=_merger(config, sizes.hidden, hidden),
@@ -85,27 +72,8 @@ def _layer(config: Config, sizes: Sizes, index: int) -> Layer:
     parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=_NORM, transposed=False,
                   name=f"vision.layers.{index}", source=f"{_ENCODER}.blocks.{index}")  # fmt: skip
     bias = config.flag("attention_bias", True)
-    q, k, v = parts.qkv(groups=1, bias=bias, pairs=0)
-    q_norm, k_norm = (
-        parts.head_norm(f"attention.{part}_norm", where, sizes.heads, _NORM, over="head", pairs=0)
-        for part, where in (("q", _NAMES.q_norm), ("k", _NAMES.k_norm))
-    )
-    return Layer(
-        attention_norm=parts.norm("attention_norm", _NAMES.attention_norm),
-        attention=Attention(
-            heads=sizes.heads,
-            kv_heads=sizes.heads,
-            head_dim=sizes.head_dim,
-            q=q,
-            k=k,
-            v=v,
-            o=parts.linear("attention.o", _NAMES.o, sizes.hidden, sizes.hidden, bias=bias),
-            q_norm=q_norm,
-            k_norm=k_norm,
-        ),
-        mlp_norm=parts.norm("mlp_norm", _NAMES.mlp_norm),
-        mlp=parts.mlp(config.integer("intermediate_size"), activation(config), bias=bias),
-    )
+    mlp = parts.mlp(config.integer("intermediate_size"), activation(config), bias=bias)
+    return parts.layer(parts.attention(bias=bias, norms=True), mlp)
 
 
 def _merger(config: Config, width: int, hidden: int) -> PatchMerger:

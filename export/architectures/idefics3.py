@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.siglip import describe_siglip
+from embedllm.export.architectures._shared.vision_language import both_sections, image_token
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 
@@ -21,10 +22,7 @@ def describe(config: Config) -> Decoder:
 
 def describe_idefics3(config: Config, model_type: str) -> Decoder:
     """The model of a config.json that is Idefics 3's in all but its model_type."""
-    text, vision = config.section("text_config"), config.section("vision_config")
-    if text is None or vision is None:
-        lacks = "text_config" if text is None else "vision_config"
-        raise ExportError(f"config.json has no '{lacks}'; expected there what a vision-language model says of it.")
+    text, vision = both_sections(config, "a vision-language model")
     if (kind := text.text("model_type", "llama")) != "llama":
         raise UnsupportedModel(f"the text model is a '{kind}'; the description knows llama.")
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
@@ -32,9 +30,7 @@ def describe_idefics3(config: Config, model_type: str) -> Decoder:
     bias, mlp_bias = text.flag("attention_bias", False), text.flag("mlp_bias", False)
     shape = Shape(model_type=model_type, names=_NAMES, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
     decoder = describe_shaped(text, shape)
-    token = config.integer("image_token_id", 128257, least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    token = image_token(config, decoder, 128257)
     encoder = describe_siglip(
         vision,
         source="model.vision_model",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.pixtral import describe_pixtral
+from embedllm.export.architectures._shared.vision_language import both_sections, image_token
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen3 import describe_text
 from embedllm.package.architecture.decoder import Decoder
@@ -16,18 +17,13 @@ _NAMES = replace(LLAMA, model="model.language_model")
 
 
 def describe(config: Config) -> Decoder:
-    text, vision = config.section("text_config"), config.section("vision_config")
-    if text is None or vision is None:
-        lacks = "text_config" if text is None else "vision_config"
-        raise ExportError(f"config.json has no '{lacks}'; expected there what a LightOnOCR says of it.")
+    text, vision = both_sections(config, "a LightOnOCR")
     if (kind := text.text("model_type", "qwen3")) != "qwen3":
         raise UnsupportedModel(f"the text model is a '{kind}'; the description knows qwen3.")
     tied = config.flag("tie_word_embeddings", True)
     text = with_default_sizes(text, kind).replaced({"tie_word_embeddings": tied, "model_type": "lighton_ocr"})
     decoder = describe_text(text, "lighton_ocr", _NAMES)
-    token = config.integer("image_token_id", config.integer("image_token_index", 151_655, least=0), least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    token = image_token(config, decoder, 151_655, older="image_token_index")
     encoder = describe_pixtral(
         config,
         vision,

@@ -9,7 +9,7 @@ from embedllm.export.architectures import lighton_ocr, ministral3
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.pixtral import describe_pixtral
-from embedllm.export.architectures._shared.vision_language import text_section
+from embedllm.export.architectures._shared.vision_language import image_token, text_section
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 
@@ -25,11 +25,7 @@ def describe(config: Config) -> Decoder:
     decoder, vision = _text(config, text), config.section("vision_config")
     if vision is None:
         return decoder
-    token = config.integer("image_token_index", config.integer("image_token_id", 10, least=0), least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(
-            f"image_token_index is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}."
-        )
+    token = image_token(config, decoder, 10, "image_token_index")
     epsilon = decoder.norm.epsilon
     encoder = describe_pixtral(config, vision, encoder="vision_tower", projector="multi_modal_projector",
                                hidden=decoder.hidden, epsilon=epsilon, image_token=token)  # fmt: skip

@@ -96,18 +96,7 @@ def _layer(config: Config, sizes: Sizes, pattern: str, index: int, mixer: int, m
 
 
 def _attention(parts: Parts) -> Attention:
-    sizes, bias = parts.sizes, parts.config.flag("attention_bias", False)
-    q, k, v = parts.qkv(groups=1, bias=bias, pairs=0)
-    return Attention(
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        q=q,
-        k=k,
-        v=v,
-        o=parts.linear("attention.o", _NAMES.o, sizes.hidden, sizes.heads * sizes.head_dim, bias=bias),
-        rope=None,
-    )
+    return parts.attention(bias=parts.config.flag("attention_bias", False), rope=None)
 
 
 def _mamba2(parts: Parts) -> Mamba2:

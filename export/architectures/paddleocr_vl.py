@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.parts import Sizes
-from embedllm.export.architectures._shared.qwen_vision import mrope_sections
+from embedllm.export.architectures._shared.qwen_vision import with_mrope
 from embedllm.export.architectures._shared.siglip import NORM, siglip_layer
-from embedllm.export.architectures._shared.vision_language import text_of
+from embedllm.export.architectures._shared.vision_encoder import check_encoder, rope_base
+from embedllm.export.architectures._shared.vision_language import image_token, text_of
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.ernie4_5 import ernie
 from embedllm.package.architecture.decoder import Decoder
-from embedllm.package.architecture.rope import Mrope
 from embedllm.package.architecture.vision import DynamicVision, PatchMerger
 from embedllm.package.architecture.weights import Linear, Norm
 
@@ -32,17 +32,13 @@ def describe(config: Config) -> Decoder:
     # a file of before transformers 5 may say it of the text model alone
     tied = config.flag(_TIED, True) or (text is not None and text.flag(_TIED, True))
     decoder = _text(config.replaced({_TIED: tied}))
-    token = config.integer("image_token_id", 100_295, least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    token = image_token(config, decoder, 100_295)
     return replace(decoder, vision=_vision(vision, decoder.hidden, token))
 
 
 def _text(config: Config) -> Decoder:
     shape = replace(ernie(text_of(config), "paddleocr_vl"), interleaved=False)
-    decoder = describe_shaped(text_of(config), shape)
-    mrope = Mrope(sections=mrope_sections(config, decoder), interleaved=False)
-    return replace(decoder, rope=replace(decoder.rope, mrope=mrope))
+    return with_mrope(describe_shaped(text_of(config), shape), config)
 
 
 def _vision(config: Config, hidden: int, token: int) -> DynamicVision:
@@ -50,11 +46,8 @@ def _vision(config: Config, hidden: int, token: int) -> DynamicVision:
     # heads have no size of their own in transformers, whatever a config says
     config = config.filled(_DEFAULTS).replaced({"vocab_size": 1, "head_dim": None})
     sizes, patch, merge = Sizes.of(config), config.integer("patch_size"), config.integer("spatial_merge_size")
-    if config.integer("num_channels") != 3:  # red, green, blue
-        raise UnsupportedModel(f"num_channels is {config.integer('num_channels')} in vision_config; expected 3.")
-    if sizes.head_dim % 4:
-        raise UnsupportedModel(f"heads of the vision encoder have {sizes.head_dim} values; expected a multiple of 4.")
-    rope, places = config.section("rope_parameters"), (config.integer("image_size") // patch) ** 2
+    check_encoder(config, sizes, num_channels=3)
+    places = (config.integer("image_size") // patch) ** 2
     return DynamicVision(
         image_token=token,
         patch_size=patch,
@@ -62,7 +55,7 @@ def _vision(config: Config, hidden: int, token: int) -> DynamicVision:
         merge_size=merge,
         patches=f"{_ENCODER}.embeddings.patch_embedding",
         patches_bias=True,
-        rope_base=10_000.0 if rope is None else rope.number("rope_theta", 10_000.0, above=1),
+        rope_base=rope_base(config),
         positions=Linear(name="vision.positions", source=f"{_ENCODER}.embeddings.position_embedding",
                          rows=places, columns=sizes.hidden),
         positions_on_edges=True,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import refuse
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
+from embedllm.export.architectures._shared.vision_language import image_token
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
@@ -38,7 +39,7 @@ def describe_vision(config: Config, vision: Config, text: Config, decoder: Decod
     """config: of the whole model, whose sections the others are. Raises ExportError, UnsupportedModel."""
     vision = vision.filled(_DEFAULTS)
     refuse(vision, "attention_bias", True)
-    token, sizes = image_token(config, text, decoder), Sizes.of(vision)
+    token, sizes = gemma4_image_token(config, text, decoder), Sizes.of(vision)
     if sizes.heads != sizes.kv_heads or sizes.head_dim % 4:
         raise UnsupportedModel(
             f"the vision encoder has {sizes.heads} heads of {sizes.head_dim} values and {sizes.kv_heads} key/value "
@@ -78,11 +79,9 @@ def describe_vision(config: Config, vision: Config, text: Config, decoder: Decod
     )
 
 
-def image_token(config: Config, text: Config, decoder: Decoder) -> int:
+def gemma4_image_token(config: Config, text: Config, decoder: Decoder) -> int:
     """Per-layer embeddings of images are those of the padding token, which the decoder has as token 0."""
-    token = config.integer("image_token_id", 258_880, least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    token = image_token(config, decoder, 258_880)
     if decoder.per_layer_embedding is not None and text.integer("pad_token_id", 0, least=0):
         raise UnsupportedModel(
             f"pad_token_id is {text.integer('pad_token_id', 0, least=0)} in text_config; expected 0, whose per-layer "

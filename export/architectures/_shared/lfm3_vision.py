@@ -6,8 +6,8 @@ from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.layer_types import layer_types
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes
 from embedllm.export.architectures._shared.rope import FULL
+from embedllm.export.architectures._shared.vision_encoder import check_encoder, rope_base
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.recurrent import ShortConv
 from embedllm.package.architecture.vision import DynamicVision, PatchMerger
@@ -35,10 +35,7 @@ def describe_lfm3_vision(whole: Config, config: Config, *, hidden: int, image_to
     # heads have no size of their own in transformers, whatever a config says
     config = config.filled(_DEFAULTS).replaced({"vocab_size": 1, "head_dim": None})
     sizes, kernel = Sizes.of(config), config.integer("conv_kernel_size")
-    if config.integer("in_channels") != 3:  # red, green, blue
-        raise UnsupportedModel(f"in_channels is {config.integer('in_channels')} in vision_config; expected 3.")
-    if sizes.head_dim % 4:
-        raise UnsupportedModel(f"heads of the vision encoder have {sizes.head_dim} values; expected a multiple of 4.")
+    check_encoder(config, sizes, in_channels=3)
     if kernel % 2 == 0:
         raise UnsupportedModel(f"conv_kernel_size is {kernel} in vision_config; expected an odd number of patches.")
     types = layer_types(config, (FULL, _CONVOLUTION)) or _usual_types(sizes.layers)
@@ -53,7 +50,7 @@ def describe_lfm3_vision(whole: Config, config: Config, *, hidden: int, image_to
         patches_bias=False,
         patches_are_flat=True,
         patches_norm=_NORM.named(config, "vision.patches_norm", f"{_ENCODER}.embedding_norm", sizes.hidden),
-        rope_base=_rope_base(config),
+        rope_base=rope_base(config, 1e6),
         positions=None,
         layers=tuple(_layer(config, sizes, kernel, index, kind) for index, kind in enumerate(types)),
         merger=_merger(whole, sizes.hidden, config.integer("spatial_merge_size"), hidden),
@@ -65,20 +62,11 @@ def _usual_types(layers: int) -> list[str]:
     return [_CONVOLUTION if index < 2 or index % 2 else FULL for index in range(layers)]
 
 
-def _rope_base(config: Config) -> float:
-    section = config.section("rope_parameters")
-    return 1e6 if section is None else section.number("rope_theta", 1e6, above=1)
-
-
 def _layer(config: Config, sizes: Sizes, kernel: int, index: int, kind: str) -> Layer:
     parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=_NORM, transposed=False,
                   name=f"vision.layers.{index}", source=f"{_ENCODER}.layers.{index}")  # fmt: skip
-    return Layer(
-        attention_norm=parts.norm("attention_norm", _NAMES.attention_norm),
-        attention=_convolution(parts, kernel) if kind == _CONVOLUTION else _attention(parts),
-        mlp_norm=parts.norm("mlp_norm", _NAMES.mlp_norm),
-        mlp=parts.mlp(config.integer("intermediate_size"), "silu"),
-    )
+    mixer = _convolution(parts, kernel) if kind == _CONVOLUTION else parts.attention(norms=True)
+    return parts.layer(mixer, parts.mlp(config.integer("intermediate_size"), "silu"))
 
 
 def _convolution(parts: Parts, kernel: int) -> ShortConv:
@@ -90,26 +78,6 @@ def _convolution(parts: Parts, kernel: int) -> ShortConv:
     )  # fmt: skip
     o = parts.linear("attention.o", "conv.out_proj", hidden, hidden)
     return ShortConv(b=b, c=c, x=x, o=o, kernel=kernel, convolution=f"{parts.source}.conv.spatial_conv.weight")
-
-
-def _attention(parts: Parts) -> Attention:
-    sizes, names = parts.sizes, parts.names
-    q, k, v = parts.qkv(groups=1, bias=False, pairs=0)
-    q_norm, k_norm = (
-        parts.head_norm(part, where, 1, _NORM, over="head", pairs=0)
-        for part, where in (("attention.q_norm", names.q_norm), ("attention.k_norm", names.k_norm))
-    )
-    return Attention(
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        q=q,
-        k=k,
-        v=v,
-        o=parts.linear("attention.o", names.o, sizes.hidden, sizes.hidden),
-        q_norm=q_norm,
-        k_norm=k_norm,
-    )
 
 
 def _merger(whole: Config, width: int, merge: int, hidden: int) -> PatchMerger:

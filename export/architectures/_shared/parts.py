@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures.config import Config
+from embedllm.package.architecture.attention import Attention
+from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.mlp import Mlp
+from embedllm.package.architecture.recurrent import ShortConv
 from embedllm.package.architecture.weights import Linear, Norm, Origin
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -185,6 +188,39 @@ class Parts:
             place = names.qkv or where
             linears.append(self.linear(f"attention.{part}", place, rows, sizes.hidden, bias=bias, origin=origin))
         return linears[0], linears[1], linears[2]
+
+    def attention(self, *, bias: bool = False, norms: bool = False, rope: int | None = 0) -> Attention:
+        """The layer's attention over whole heads. norms: q and k have some, over each head. rope: of Attention."""
+        sizes, names = self.sizes, self.names
+        q, k, v = self.qkv(groups=1, bias=bias, pairs=0)
+        q_norm, k_norm = (
+            self.head_norm(f"attention.{part}_norm", where, heads, self.norm_kind, over="head", pairs=0)
+            if norms
+            else None
+            for part, where, heads in (("q", names.q_norm, sizes.heads), ("k", names.k_norm, sizes.kv_heads))
+        )
+        return Attention(
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            q=q,
+            k=k,
+            v=v,
+            o=self.linear("attention.o", names.o, sizes.hidden, sizes.heads * sizes.head_dim, bias=bias),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            rope=rope,
+        )
+
+    def layer(self, mixer: Attention | ShortConv, mlp: Mlp) -> Layer:
+        """One whose norms stand before both."""
+        names = self.names
+        return Layer(
+            attention_norm=self.norm("attention_norm", names.attention_norm),
+            attention=mixer,
+            mlp_norm=self.norm("mlp_norm", names.mlp_norm),
+            mlp=mlp,
+        )
 
     def mlp(self, inner: int, activation: str, *, bias: bool = False) -> Mlp:
         """The layer's mlp of `inner` values."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
+from embedllm.export.architectures._shared.vision_encoder import check_encoder, rope_base
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.vision import DynamicVision, PatchMerger
 from embedllm.package.architecture.weights import Linear, Norm
@@ -34,10 +34,7 @@ def describe_pixtral(
     # heads have no size of their own in transformers, whatever a config says
     config = config.filled(_DEFAULTS).replaced({"vocab_size": 1, "head_dim": None})
     sizes = Sizes.of(config)
-    if config.integer("num_channels") != 3:  # red, green, blue
-        raise UnsupportedModel(f"num_channels is {config.integer('num_channels')} in vision_config; expected 3.")
-    if sizes.head_dim % 4:
-        raise UnsupportedModel(f"heads of the vision encoder have {sizes.head_dim} values; expected a multiple of 4.")
+    check_encoder(config, sizes, num_channels=3)
     if (layer := whole.value("vision_feature_layer")) not in (None, -1):
         raise UnsupportedModel(f"vision_feature_layer is {layer!r}; expected -1, the encoder's last layer.")
     return DynamicVision(
@@ -48,7 +45,7 @@ def describe_pixtral(
         patches=f"{encoder}.patch_conv",
         patches_bias=False,
         patches_norm=_NORM.named(config, "vision.patches_norm", f"{encoder}.ln_pre", sizes.hidden),
-        rope_base=_rope_base(config),
+        rope_base=rope_base(config, config.number("rope_theta", 10_000.0, above=1)),  # where older configs have it
         rope_interleaved=True,
         positions=None,
         layers=tuple(_layer(config, sizes, encoder, index) for index in range(sizes.layers)),
@@ -56,31 +53,10 @@ def describe_pixtral(
     )
 
 
-def _rope_base(config: Config) -> float:
-    """Older configs have it beside all else."""
-    base = config.number("rope_theta", 10_000.0, above=1)
-    section = config.section("rope_parameters")
-    return base if section is None else section.number("rope_theta", base, above=1)
-
-
 def _layer(config: Config, sizes: Sizes, encoder: str, index: int) -> Layer:
     parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=_NORM, transposed=False,
                   name=f"vision.layers.{index}", source=f"{encoder}.transformer.layers.{index}")  # fmt: skip
-    q, k, v = parts.qkv(groups=1, bias=False, pairs=0)
-    return Layer(
-        attention_norm=parts.norm("attention_norm", _NAMES.attention_norm),
-        attention=Attention(
-            heads=sizes.heads,
-            kv_heads=sizes.heads,
-            head_dim=sizes.head_dim,
-            q=q,
-            k=k,
-            v=v,
-            o=parts.linear("attention.o", _NAMES.o, sizes.hidden, sizes.hidden),
-        ),
-        mlp_norm=parts.norm("mlp_norm", _NAMES.mlp_norm),
-        mlp=parts.mlp(config.integer("intermediate_size"), activation(config)),
-    )
+    return parts.layer(parts.attention(), parts.mlp(config.integer("intermediate_size"), activation(config)))
 
 
 def _merger(whole: Config, projector: str, width: int, hidden: int, epsilon: float) -> PatchMerger:

@@ -8,8 +8,9 @@ from math import isqrt
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.parts import ACTIVATIONS, Names, NormKind, Parts, Sizes, activation
+from embedllm.export.architectures._shared.vision_encoder import check_encoder, rope_base
+from embedllm.export.architectures._shared.vision_language import image_token
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.mlp import Mlp
@@ -89,20 +90,23 @@ def with_vision(decoder: Decoder, config: Config, shape: VisionShape, *, interle
     vision = config.section("vision_config")
     if vision is None:
         return decoder
-    token = config.integer("image_token_id", 151655, least=0)
-    if token >= decoder.vocabulary:
-        raise ExportError(f"image_token_id is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    token = image_token(config, decoder, 151655)
     encoder = _describe(vision.filled(shape.defaults), shape, decoder, token)
     if len(encoder.deepstack) >= len(decoder.layers):
         raise UnsupportedModel(
             f"deepstack_visual_indexes has {len(encoder.deepstack)} layers; expected fewer than the "
             f"{len(decoder.layers)} of the text model."
         )
-    mrope = Mrope(sections=mrope_sections(config, decoder), interleaved=interleaved)
-    return replace(decoder, vision=encoder, rope=replace(decoder.rope, mrope=mrope))
+    return with_mrope(replace(decoder, vision=encoder), config, interleaved=interleaved)
 
 
-def mrope_sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
+def with_mrope(decoder: Decoder, config: Config, *, interleaved: bool = False) -> Decoder:
+    """A decoder that rotates the tokens of images by M-RoPE. interleaved: its sections are. Raises ExportError."""
+    mrope = Mrope(sections=_mrope_sections(config, decoder), interleaved=interleaved)
+    return replace(decoder, rope=replace(decoder.rope, mrope=mrope))
+
+
+def _mrope_sections(config: Config, decoder: Decoder) -> tuple[int, ...]:
     """Of M-RoPE, under 'rope_parameters' or 'rope_scaling' of the text model."""
     text = config.section("text_config") or config
     for key in ("rope_parameters", "rope_scaling"):
@@ -126,11 +130,7 @@ def _describe(config: Config, shape: VisionShape, decoder: Decoder, token: int) 
     config = config.named({"num_hidden_layers": "depth", "num_attention_heads": "num_heads", **shape.keys})
     sizes = Sizes.of(config.replaced({"vocab_size": 1}))
     merge, patch = config.integer("spatial_merge_size"), config.integer("patch_size")
-    for key, expected in (("in_channels", 3), ("out_hidden_size", decoder.hidden)):
-        if config.integer(key) != expected:
-            raise UnsupportedModel(f"{key} is {config.integer(key)} in vision_config; expected {expected}.")
-    if sizes.head_dim % 4:
-        raise UnsupportedModel(f"heads of the vision encoder have {sizes.head_dim} values; expected a multiple of 4.")
+    check_encoder(config, sizes, in_channels=3, out_hidden_size=decoder.hidden)
     deepstack = config.integers("deepstack_visual_indexes") or [] if shape.deepstack else []
     return DynamicVision(
         image_token=token,
@@ -139,7 +139,7 @@ def _describe(config: Config, shape: VisionShape, decoder: Decoder, token: int) 
         merge_size=merge,
         patches=f"{shape.source}.patch_embed.proj",
         patches_bias=shape.patches_bias,
-        rope_base=_rope_base(config),
+        rope_base=rope_base(config),
         positions=_positions(config, shape, sizes.hidden) if shape.positions else None,
         layers=tuple(_layer(config, sizes, shape, index) for index in range(sizes.layers)),
         merger=_merger(config, shape, sizes.hidden, decoder.hidden, "merger", "vision.merger"),
@@ -154,11 +154,6 @@ def _describe(config: Config, shape: VisionShape, decoder: Decoder, token: int) 
             for place, layer in enumerate(deepstack) if 0 <= layer < sizes.layers
         ),
     )  # fmt: skip
-
-
-def _rope_base(config: Config) -> float:
-    section = config.section("rope_parameters")
-    return 10_000.0 if section is None else section.number("rope_theta", 10_000.0, above=1)
 
 
 def _positions(config: Config, shape: VisionShape, hidden: int) -> Linear:
@@ -183,24 +178,9 @@ def _merger(
 
 
 def _layer(config: Config, sizes: Sizes, shape: VisionShape, index: int) -> Layer:
-    names = shape.names
-    parts = Parts(config=config, sizes=sizes, names=names, norm_kind=shape.norm, transposed=False,
+    parts = Parts(config=config, sizes=sizes, names=shape.names, norm_kind=shape.norm, transposed=False,
                   name=f"vision.layers.{index}", source=f"{shape.source}.blocks.{index}")  # fmt: skip
-    q, k, v = parts.qkv(groups=1, bias=True, pairs=0)
-    return Layer(
-        attention_norm=parts.norm("attention_norm", names.attention_norm),
-        attention=Attention(
-            heads=sizes.heads,
-            kv_heads=sizes.heads,
-            head_dim=sizes.head_dim,
-            q=q,
-            k=k,
-            v=v,
-            o=parts.linear("attention.o", names.o, sizes.hidden, sizes.hidden, bias=True),
-        ),
-        mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
-        mlp=_mlp(config, parts),
-    )
+    return parts.layer(parts.attention(bias=True), _mlp(config, parts))
 
 
 def _mlp(config: Config, parts: Parts) -> Mlp:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import Names, NormKind, Parts, Sizes, activation
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture.attention import Attention
 from embedllm.package.architecture.layer import Layer
 from embedllm.package.architecture.vision import Vision
 from embedllm.package.architecture.weights import Linear
@@ -61,20 +60,6 @@ def siglip_layer(config: Config, sizes: Sizes, source: str, index: int) -> Layer
     """A layer of an encoder whose tensors begin with `source`."""
     parts = Parts(config=config, sizes=sizes, names=_NAMES, norm_kind=NORM, transposed=False,
                   name=f"vision.layers.{index}", source=f"{source}.encoder.layers.{index}")  # fmt: skip
-    q, k, v = parts.qkv(groups=1, bias=True, pairs=0)
     active = activation(config, "hidden_act", "gelu_pytorch_tanh")
-    return Layer(
-        attention_norm=parts.norm("attention_norm", _NAMES.attention_norm),
-        attention=Attention(
-            heads=sizes.heads,
-            kv_heads=sizes.heads,
-            head_dim=sizes.head_dim,
-            q=q,
-            k=k,
-            v=v,
-            o=parts.linear("attention.o", _NAMES.o, sizes.hidden, sizes.hidden, bias=True),
-            rope=None,
-        ),
-        mlp_norm=parts.norm("mlp_norm", _NAMES.mlp_norm),
-        mlp=parts.mlp(config.integer("intermediate_size"), active, bias=True),
-    )
+    mlp = parts.mlp(config.integer("intermediate_size"), active, bias=True)
+    return parts.layer(parts.attention(bias=True, rope=None), mlp)

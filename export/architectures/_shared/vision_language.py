@@ -1,12 +1,33 @@
-"""The text decoders of vision-language checkpoints."""
+"""What vision-language checkpoints say of their text decoders and of their images' tokens."""
 
 from __future__ import annotations
 
+from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.default_sizes import with_default_sizes
 from embedllm.export.architectures.config import Config
+from embedllm.package.architecture.decoder import Decoder
 
 _TIED = "tie_word_embeddings"
 _MROPE = "mrope"  # older configs call the kind so; the positions of texts are one number
+
+
+def both_sections(config: Config, model: str) -> tuple[Config, Config]:
+    """Of the text model and of the vision encoder. model: what messages call it. Raises ExportError."""
+    text, vision = config.section("text_config"), config.section("vision_config")
+    if text is None or vision is None:
+        lacks = "text_config" if text is None else "vision_config"
+        raise ExportError(f"config.json has no '{lacks}'; expected there what {model} says of it.")
+    return text, vision
+
+
+def image_token(
+    config: Config, decoder: Decoder, usual: int, key: str = "image_token_id", older: str = "image_token_id"
+) -> int:
+    """The placeholder of an image's rows. older: another key of it. Raises ExportError for no token of the decoder."""
+    token = config.integer(key, config.integer(older, usual, least=0), least=0)
+    if token >= decoder.vocabulary:
+        raise ExportError(f"{key} is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
+    return token
 
 
 def text_section(config: Config, text: Config) -> Config:
