@@ -17,6 +17,7 @@ from embedllm.package.graph_variants import LAST_HIDDEN_STATE
 if TYPE_CHECKING:
     from embedllm.backends.ort.session import OrtSession
     from embedllm.backends.sessions.shared_kv import Member
+    from embedllm.backends.system.host_memory import HugePages
     from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.types import F32
@@ -30,6 +31,7 @@ class BatchHost(Protocol):
     package: Package
     adapts: bool
     hidden_rows: int
+    pages: HugePages
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -69,7 +71,8 @@ class Batch:
         stepping = {session.state_buffers: slots.start + members.index(session) for session in sessions}
         self._states.bind(self._bound.binding, stepping, slots)
         try:
-            self._engine.session.run_with_iobinding(self._bound.binding, self._options)
+            with self._engine.pages.beside(1):
+                self._engine.session.run_with_iobinding(self._bound.binding, self._options)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed at {positions}: {first_line(error)}") from error
         self._states.end_run(stepping)

@@ -200,8 +200,8 @@ class OrtEngine:
             if window is not None
         }
         self.replay_graph: ReplayGraph | None = None
-        self._pages = HugePages()
-        with load_errors(path), self._pages:
+        self.pages = HugePages()
+        with load_errors(path), self.pages:
             self._session = self._start(path, options, attachment, weights_folder)
         self.images, self.images_unsupported = self._open_images(attachment)
         # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
@@ -338,7 +338,7 @@ class OrtEngine:
         }
 
     def close(self) -> None:
-        self._pages.stop()
+        self.pages.stop()
         self._session = None
         if self.images is not None:
             self.images.close()

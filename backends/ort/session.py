@@ -17,7 +17,7 @@ from embedllm.backends.ort.runtime import feed_errors, ort, run_options
 from embedllm.backends.sessions.hidden_rows import HiddenRows
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
-from embedllm.backends.system.host_memory import return_freed_memory
+from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.package.graph_variants import HIDDEN_FROM, HIDDEN_STATES, LAST_HIDDEN_STATE
 from embedllm.package.tensors import ROPE_TABLES
 from embedllm.sampling.numpy_logits import NumpyLogits
@@ -46,6 +46,7 @@ class SessionHost(Protocol):
     hidden_rows: int  # of the last tokens of a feed, whose hidden states the graph shall give; 0: it cannot
     images: ImageFeatures | None
     windows: dict[str, int]  # by the name of the keys or values
+    pages: HugePages
     replay_graph: ReplayGraph | None  # where its graph gives what that takes
 
     @property
@@ -72,6 +73,7 @@ class OrtSession:
         self._vocabulary = self._decoder.vocabulary
         self._logits_size = self._decoder.head.rows  # fewer than tokens, of a draft head
         self._session: ort.InferenceSession | None = engine.session
+        self._pages = engine.pages
         self._binding: ort.IOBinding | None = None  # of an open session
         self._run_options = run_options()
         self._is_bound = False  # to its KV as that lies now
@@ -412,7 +414,8 @@ class OrtSession:
 
     def _run(self, binding: ort.IOBinding, count: int, options: ort.RunOptions) -> None:
         assert self._session is not None  # as long as there is a binding
-        with feed_errors(self.position, lambda: options is self._run_options and self.is_stopping):
+        stops = feed_errors(self.position, lambda: options is self._run_options and self.is_stopping)
+        with stops, self._pages.beside(count):
             self._session.run_with_iobinding(binding, options)
         self.state_buffers.advance()
         self._activations.take(binding, self.position, count)

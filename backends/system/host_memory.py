@@ -9,7 +9,9 @@ import ctypes
 import mmap
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from embedllm.backends.system.host_tuning import PAGES, TRIM, is_on
@@ -17,7 +19,9 @@ from embedllm.backends.system.host_tuning import PAGES, TRIM, is_on
 _HUGE_PAGE = 2 << 20  # bytes
 _SMALL_PAGE, _ENTRY = mmap.PAGESIZE, 8  # bytes; the second of /proc/self/pagemap, for each
 _PRESENT = 1 << 7  # bit 63 of an entry
-_PIECE = 64 * _HUGE_PAGE  # moved at once: each call first waits for something on every processor
+# moved at once: each call first waits for something on every processor, and a prompt that begins waits for one
+_PIECE = 4 * _HUGE_PAGE
+_BESIDE_STEPS = 9  # times as long as a piece took nothing is moved where steps run: a tenth of the time at most
 _M_ARENA_MAX = -8  # <malloc.h>
 _MADV_COLLAPSE = 25  # <linux/mman.h>; since Linux 6.1, before which nothing is moved
 Range = tuple[int, int]  # addresses, the second one past the end
@@ -29,7 +33,8 @@ class HugePages:
     Decoding streams all weights once a token; with pages of 4 KiB the processor stops for an address every 4 KiB, which
     cost a fifth of the speed (docs/performance.md). The C library could be told by an environment variable
     (glibc.malloc.hugetlb), but only before the process starts. Moving 0.5 GB takes 0.1 to 0.7 s, the more the busier
-    the machine and the more scattered its free memory, so nobody waits for it.
+    the machine and the more scattered its free memory, and 2 s where a virtual machine gets that memory from its host
+    first. So nobody waits for it, it waits for prompts, and goes slowly beside the steps behind them.
 
     What other threads allocate within the block cannot be told apart. So only pages of 2 MiB are moved of which every
     part is resident already: contents, addresses and resident memory stay what they were, and no
@@ -38,6 +43,8 @@ class HugePages:
 
     def __init__(self) -> None:
         self._before: list[Range] = []
+        self._changed = threading.Condition()  # what follows
+        self._prompts = self._steps = 0  # that run now
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -53,6 +60,21 @@ class HugePages:
         self._thread = threading.Thread(target=self._move, args=(pieces,), name="embedllm-pages", daemon=True)
         self._thread.start()
 
+    @contextmanager
+    def beside(self, tokens: int) -> Iterator[None]:
+        """A block in which a model reads that many tokens of each sequence."""
+        is_prompt = tokens > 1
+        with self._changed:
+            self._prompts += is_prompt
+            self._steps += not is_prompt
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._prompts -= is_prompt
+                self._steps -= not is_prompt
+                self._changed.notify()
+
     def wait(self) -> None:
         """Until all is moved, or left where it is."""
         if self._thread is not None:
@@ -60,17 +82,26 @@ class HugePages:
 
     def stop(self) -> None:
         """To be called before that memory is freed: what then lies at its addresses is not to be touched."""
-        self._stopping = True
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
         self.wait()
 
     def _move(self, pieces: list[Range]) -> None:
         advise = ctypes.CDLL(None).madvise
         advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for piece in pieces:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or not self._prompts)
+                is_beside = self._steps > 0
+            begun = time.monotonic()
             for start, end in _resident(piece):
                 if self._stopping:
                     return
                 advise(start, end - start, _MADV_COLLAPSE)  # a refusal costs nothing but speed
+            with self._changed:
+                if is_beside or self._steps:
+                    self._changed.wait_for(lambda: self._stopping, _BESIDE_STEPS * (time.monotonic() - begun))
 
 
 def return_freed_memory() -> None:
