@@ -65,7 +65,9 @@ class Peak:
                 self.look()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if "generates" in case else []) for case in CASES]
+)
 def test_the_free_disk_asked_for_is_what_an_export_takes_at_its_peak(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

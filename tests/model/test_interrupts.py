@@ -51,7 +51,7 @@ assert llm.generate("list files", greedy, max_tokens=5).tokens == expected
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX")
 
 
-@pytest.mark.parametrize("device", ["cpu", "openvino"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("openvino", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.slow)])
 def test_interrupts_at_any_moment_leave_a_model_that_answers_rightly(device: str, count: int) -> None:
     command = [sys.executable, str(SOAK), "--device", device, "--interrupts", str(count)]

@@ -37,7 +37,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def export(size: str, kv_shared: int | None = None) -> Path:
         root = tmp_path_factory.mktemp(size)
         config = None if kv_shared is None else gemma4_config(size, {"num_kv_shared_layers": kv_shared})
-        return convert(gemma4_checkpoint(root / "checkpoint", size, config), root / "package", Recipe(bits=4))
+        checkpoint = gemma4_checkpoint(root / "checkpoint", size, config)
+        return convert(checkpoint, root / "package", Recipe(bits=4, method="nearest"))
 
     return export
 

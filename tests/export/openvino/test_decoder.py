@@ -212,7 +212,10 @@ def test_beam_idx_says_which_past_a_row_goes_on_with(tiny_package: MakePackage) 
 # not bf16, in which the CPU plugin unpacks an odd number of groups of 16 (OpenVINO 2026.4)
 @pytest.mark.parametrize("properties", [EXACT, {"INFERENCE_PRECISION_HINT": "f32"}], ids=["exact", "rounded to int8"])
 @pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if recipe.body_bits < 16])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])  # with biases and a head of its own; with neither
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", pytest.param("qwen2", marks=pytest.mark.slow)],  # the second with biases and a head of its own
+)
 def test_weights_stay_packed(
     family: str, recipe: str, properties: dict[str, object], tiny_package: MakePackage
 ) -> None:
