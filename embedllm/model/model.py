@@ -219,10 +219,10 @@ class Model:
         stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
         A stop string that is one special token, such as "<|im_end|>", stands for that token.
         logprobs: how many of the most probable tokens to report for each step.
-        response_format: what the reply shall be: OpenAI's object, or a pydantic class, a dataclass, a TypedDict, an
-        Enum, another type such as list[int], a compiled regex, a list of texts to choose from, a grammar
-        (docs/guide-python.md#structured-output). The text fulfils it when finish_reason is "stop" and no stop string
-        ended it.
+        response_format: what the reply shall be: a JSON schema, as it is or in OpenAI's object; a pydantic class, a
+        dataclass, a TypedDict, an Enum, another type such as list[int]; a compiled regex, a list of texts to choose
+        from, a grammar (docs/guide-python.md#structured-output). The text fulfils it when finish_reason is "stop" and
+        no stop string ended it.
         speculate: speculative decoding, which verifies several tokens per step: "lookup" (prompt lookup),
         "draft" (the draft model), "off" or None; "auto" is both where there is a draft model, else "lookup" for replies
         that are sampled without a seed, on devices where it was measured to pay. The reply follows the same rule, but

@@ -111,6 +111,8 @@ def test_schema_stop_seed_and_log_probabilities(http: httpx.Client) -> None:
     held = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
     content = chat(http, response_format=held, max_tokens=100)["choices"][0]["message"]["content"]
     assert list(json.loads(content)) == ["a"]
+    held = {"type": "json_object", "schema": SCHEMA}  # as clients of llama.cpp have it
+    assert chat(http, response_format=held, max_tokens=100)["choices"][0]["message"]["content"] == content
     assert "-" not in chat(http, stop=["-"])["choices"][0]["message"]["content"]
     drawn = [chat(http, seed=seed, temperature=2, max_tokens=8)["choices"][0]["message"] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]

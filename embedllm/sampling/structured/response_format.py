@@ -43,7 +43,8 @@ class HasJSONSchema(Protocol):
     def model_json_schema(self) -> dict[str, JSON]: ...
 
 
-# OpenAI's object; {"type": KIND, KIND: ...} for a regex, a Lark grammar or choices; or one of these as it is.
+# OpenAI's object; llama.cpp's, {"type": "json_object", "schema": ...}; {"type": KIND, KIND: ...} for a regex, a Lark
+# grammar or choices; or one of these, or a JSON schema, as it is.
 # type, UnionType: what embedllm/text/type_schema.py has a schema of
 ResponseFormat: TypeAlias = "Mapping[str, object] | HasJSONSchema | type | UnionType | re.Pattern[str] | Sequence[str]"
 
@@ -66,11 +67,14 @@ class Grammars(Protocol):
 
 _SHAPES = (
     '{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, {"type": "json_object"}, {"type": "text"}, '
+    "a JSON schema as it is, "
     '{"type": "regex", "regex": ...}, {"type": "lark", "lark": ...}, {"type": "choices", "choices": [...]}, a pydantic '
     "class, a dataclass, a TypedDict, an Enum, another type of these, such as list[int], a compiled regex or a list of "
     "texts"
 )
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}
+_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}  # of JSON
+_OF_ANY_TYPE = {"$ref", "allOf", "anyOf", "const", "enum", "oneOf", "properties"}  # of a schema that names no type
 _OF_SCHEMA = {"name", "description", "schema", "strict"}  # every schema is followed strictly
 
 
@@ -171,15 +175,17 @@ def _refuse(reason: str, _text: str) -> object:
 
 def _of_object(fields: Mapping[str, object]) -> Source | None:
     kind = fields.get("type")
+    if _is_schema(fields):
+        return _schema(fields)
     if kind not in ("text", "json_object", "json_schema", "regex", "lark", "choices"):
         raise ValueError(f"response_format has the type {kind!r}; expected {_SHAPES}.")
-    has_value = kind not in ("text", "json_object")
-    _check_keys("response_format", fields, {"type", kind} if has_value else {"type"})
-    value = fields.get(kind)
+    own_key = {"text": "type", "json_object": "schema"}.get(kind, kind)
+    _check_keys("response_format", fields, {"type", own_key})
+    value = fields.get(own_key)
     if kind == "text":
         return None
     if kind == "json_object":
-        return _schema({"type": "object"})
+        return _schema(fields.get("schema", {"type": "object"}))
     if kind == "json_schema":
         if not isinstance(value, Mapping) or "schema" not in value:
             raise ValueError(f"response_format has no json_schema.schema; expected {_SHAPES.partition(', {')[0]}.")
@@ -191,6 +197,14 @@ def _of_object(fields: Mapping[str, object]) -> Source | None:
         raise ValueError(f"response_format.{kind} is {value!r}; expected a text.")
     check_text(value, f"response_format.{kind}")
     return Source(kind=kind, text=value)
+
+
+def _is_schema(fields: Mapping[str, object]) -> bool:
+    """Whether an object is a JSON schema as it is. No type of JSON has the name of a form of response_format."""
+    kind = fields.get("type")
+    if kind is None:
+        return not _OF_ANY_TYPE.isdisjoint(fields)
+    return isinstance(kind, list) or (isinstance(kind, str) and kind in _TYPES)
 
 
 def _check_keys(name: str, fields: Mapping[str, object], expected_keys: set[str]) -> None:

@@ -49,6 +49,22 @@ def test_openais_objects_are_json_schemas() -> None:
     assert schema_of({"type": "json_schema", "json_schema": named}) == {"type": "null"}
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "integer"}}},
+        {"type": ["string", "null"]},
+        {"properties": {"type": {"const": "text"}}},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": "#/$defs/a", "$defs": {"a": {"enum": [1]}}},
+        {"anyOf": [{"type": "null"}, {"const": 1}]},
+        {"enum": ["a", 2]},
+    ],
+)
+def test_a_schema_is_taken_as_it_is_as_ollama_does(schema: dict[str, object]) -> None:
+    assert schema_of(schema) == schema
+    assert schema_of({"type": "json_object", "schema": schema}) == schema  # llama.cpp's object
+
+
 def test_the_order_of_properties_stays() -> None:
     source = grammar_source({"type": "json_schema", "json_schema": {"schema": {"properties": {"b": {}, "a": {}}}}})
     assert source is not None
@@ -257,7 +273,8 @@ def test_a_compiled_regex_brings_its_flags() -> None:
         (7, "response_format is 7; expected"),
         ({"type": "xml"}, "response_format has the type 'xml'; expected"),
         ({"schema": {}}, "response_format has the type None; expected"),
-        ({"type": "json_object", "schema": {}}, "response_format has 'schema', which is not followed; expected type"),
+        ({"type": "json_object", "mode": 1}, "response_format has 'mode', which is not followed; expected schema"),
+        ({"type": {}}, "response_format has the type {}; expected"),
         ({"type": "json_schema"}, "response_format has no json_schema.schema"),
         ({"type": "json_schema", "json_schema": {"name": "n"}}, "response_format has no json_schema.schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}, "mode": 1}}, "response_format.json_schema has 'mode'"),

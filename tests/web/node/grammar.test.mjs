@@ -280,7 +280,7 @@ test("a source is one of four, and a choice has a text", () => {
   }
 });
 
-test("response_format is read as OpenAI writes it", () => {
+test("response_format is read as OpenAI, llama.cpp and Ollama write it", () => {
   const schema = { type: "object", properties: {}, additionalProperties: false };
   assert.equal(grammarSource(undefined), null);
   assert.equal(grammarSource({ type: "text" }), null);
@@ -288,7 +288,11 @@ test("response_format is read as OpenAI writes it", () => {
   assert.deepEqual(grammarSource({ type: "json_schema", json_schema: { name: "x", strict: true, schema } }), {
     jsonSchema: schema,
   });
-  for (const format of [{}, { type: "xml" }, { type: "json_schema" }, { type: "json_schema", json_schema: {} }]) {
+  for (const each of [schema, { type: ["string", "null"] }, { anyOf: [{ const: 1 }] }, { enum: ["a"] }]) {
+    assert.deepEqual(grammarSource(each), { jsonSchema: each }); // as Ollama has it
+    assert.deepEqual(grammarSource({ type: "json_object", schema: each }), { jsonSchema: each }); // as llama.cpp
+  }
+  for (const format of [{}, "json", { type: "xml" }, { type: {} }, { type: "json_schema" }, { type: "json_schema", json_schema: {} }]) {
     assert.throws(() => grammarSource(format), RangeError);
   }
 });
