@@ -105,7 +105,10 @@ _KNOWN = PromptOptions.__optional_keys__
 _ELSEWHERE = {  # of other libraries, and what stands for it here: docs/coming-from.md
     "chat_template_kwargs": "variables={...}",
     "do_sample": "temperature=0, for greedy decoding",
+    "format": "response_format=...",
     "grammar": 'response_format={"type": "lark", "lark": ...}',
+    "images": "a part of a message's content (docs/guide-images.md)",
+    "json_schema": "response_format=schema",
     "max_completion_tokens": "max_tokens=...",
     "n": "generate_n(prompt, n)",
     "num_beams": "beam_search(prompt, beams)",
@@ -113,6 +116,7 @@ _ELSEWHERE = {  # of other libraries, and what stands for it here: docs/coming-f
     "num_return_sequences": "generate_n(prompt, n)",
     "stop_strings": "stop=[...]",
     "stream": "stream(...)",
+    "system": 'a message, {"role": "system", "content": ...}',
 }
 
 

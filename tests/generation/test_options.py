@@ -34,6 +34,7 @@ def test_options_by_name_take_the_place_of_fields() -> None:
         (None, {"max_completion_tokens": 1}, TypeError, r"'max_completion_tokens'\. Here it is max_tokens=\.\.\.\."),
         (None, {"do_sample": False}, TypeError, r"'do_sample'\. Here it is temperature=0, for greedy decoding\."),
         (None, {"stream": True}, TypeError, r"'stream'\. Here it is stream\(\.\.\.\)\."),
+        (None, {"system": "a"}, TypeError, r"'system'\. Here it is a message, \{\"role\": \"system\", .*\}\."),
         ({"temperature": 0}, {}, TypeError, "expected an embedllm.Sampling, or give its options by name"),
         (5, {}, TypeError, "sampling is 5"),
         (None, {"top_p": 2}, ValueError, "top_p"),
