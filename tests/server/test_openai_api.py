@@ -111,8 +111,10 @@ def test_schema_stop_seed_and_log_probabilities(http: httpx.Client) -> None:
     held = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
     content = chat(http, response_format=held, max_tokens=100)["choices"][0]["message"]["content"]
     assert list(json.loads(content)) == ["a"]
-    held = {"type": "json_object", "schema": SCHEMA}  # as clients of llama.cpp have it
-    assert chat(http, response_format=held, max_tokens=100)["choices"][0]["message"]["content"] == content
+    # as clients of llama.cpp and vLLM have it
+    for held in ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"json_schema": SCHEMA},
+                 {"structured_outputs": {"json": SCHEMA}}):  # fmt: skip
+        assert chat(http, **held, max_tokens=100)["choices"][0]["message"]["content"] == content
     assert "-" not in chat(http, stop=["-"])["choices"][0]["message"]["content"]
     drawn = [chat(http, seed=seed, temperature=2, max_tokens=8)["choices"][0]["message"] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -165,6 +167,13 @@ def test_completions_are_the_librarys(served: Served, http: httpx.Client) -> Non
         ("/v1/chat/completions", {**GREEDY, "n": 1000}, "n", "128 is the most"),
         ("/v1/chat/completions", {**GREEDY, "functions": [{"name": "a"}]}, "functions", "Use tools"),
         ("/v1/chat/completions", {**GREEDY, "response_format": {"type": "poem"}}, None, "'poem'"),
+        ("/v1/chat/completions", {**GREEDY, "grammar": "root ::= [a-z]"}, "grammar", "'grammar' is not followed"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "guided_grammar": "a"},
+            "guided_grammar",
+            "'guided_grammar' is not followed",
+        ),
         ("/v1/chat/completions", {**GREEDY, "modalities": ["text", "audio"]}, "modalities.1", 'one of ["text"]'),
         ("/v1/chat/completions", {**GREEDY, "stream_options": {"include_usage": True}}, None, "stream=True"),
         ("/v1/completions", {"prompt": []}, "prompt", "expected the type string or non-empty array of string or"),

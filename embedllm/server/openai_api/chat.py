@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from embedllm.openai.constraints import CONSTRAINTS, with_response_format
 from embedllm.openai.parameters import CHAT_PARAMETERS, UNFOLLOWED, USAGE
 from embedllm.openai.replies import ChunkWriter, Head, chat_completion
 from embedllm.openai.request import read_chat_body
@@ -16,14 +17,18 @@ from embedllm.server.replies import Replies, begin, spelling
 _BODY = Body(
     name="ChatCompletionRequest",
     required=("messages",),
-    properties={**CHAT_PARAMETERS, "modalities": array({"type": "string", "enum": ["text"]})},  # no audio
+    properties={
+        **CHAT_PARAMETERS,
+        **CONSTRAINTS,
+        "modalities": array({"type": "string", "enum": ["text"]}),  # no audio
+    },
     unfollowed=UNFOLLOWED,
 )
 
 
 async def chat_completions(exchange: Exchange, body: Mapping[str, Any]) -> None:
     is_stream = body.get("stream", False)
-    request = read_chat_body(body)
+    request = read_chat_body(with_response_format(body))
     one_call = not body.get("parallel_tool_calls", True)
     async with exchange.context.pool.use(body.get("model")) as lease:
         head = Head(model=lease.name, spelled=spelling(lease.model), has_logprobs=request.has_logprobs)

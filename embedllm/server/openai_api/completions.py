@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from embedllm.openai.constraints import CONSTRAINTS, with_response_format
 from embedllm.openai.parameters import LIMITS, SAMPLING, UNFOLLOWED, USAGE
 from embedllm.openai.request import token_biases
 from embedllm.openai.schema import BOOLEAN, NUMBER, OBJECT, STRING, STRINGS, Body, array, integer, one_of
@@ -31,6 +32,7 @@ _BODY = Body(
     properties={
         **SAMPLING,
         **LIMITS,
+        **CONSTRAINTS,
         "prompt": one_of(STRING, {**STRINGS, "minItems": 1}, _TOKENS, array(_TOKENS, 1)),
         "best_of": integer(1),
         "echo": BOOLEAN,
@@ -47,7 +49,7 @@ async def completions(exchange: Exchange, body: Mapping[str, Any]) -> None:
     n, echo = body.get("n", 1), body.get("echo", False)
     _check(body, n)
     prompts = _prompts(body["prompt"])
-    options: Any = {name: value for name, value in body.items() if name not in _APART}
+    options: Any = {name: value for name, value in with_response_format(body).items() if name not in _APART}
     if (biases := body.get("logit_bias")) is not None:
         options["logit_bias"] = token_biases(biases)
     options["logprobs"] = body.get("logprobs", 0)
