@@ -24,6 +24,14 @@ CONSTRAINTS: dict[str, Schema] = {
 }
 _KINDS = {"json_schema": "json", "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
           "grammar": "grammar", "guided_grammar": "grammar"}  # fmt: skip
+_FORMS = (
+    "json",
+    "json_object",
+    "regex",
+    "choice",
+    "grammar",
+    "structural_tag",
+)  # of structured_outputs, beside options
 
 
 def with_response_format(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -33,7 +41,7 @@ def with_response_format(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     asked = {name: (kind, body[name]) for name, kind in _KINDS.items() if body.get(name)}
     more = body.get("structured_outputs") or {}
-    asked |= {f"structured_outputs.{kind}": (kind, value) for kind, value in more.items() if value}
+    asked |= {f"structured_outputs.{kind}": (kind, more[kind]) for kind in _FORMS if more.get(kind)}
     rest = {name: value for name, value in body.items() if name not in CONSTRAINTS}
     if not asked:
         return rest

@@ -20,7 +20,7 @@ AS_SCHEMA = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
         ({"guided_json": json.dumps(SCHEMA)}, AS_SCHEMA),
         ({"guided_regex": "a+"}, {"type": "regex", "regex": "a+"}),
         ({"guided_choice": ["a", "b"]}, {"type": "choices", "choices": ["a", "b"]}),
-        ({"structured_outputs": {"json": SCHEMA, "disable_fallback": False}}, AS_SCHEMA),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, AS_SCHEMA),
         ({"structured_outputs": {"json_object": True}}, {"type": "json_object"}),
         ({"structured_outputs": {"choice": ["a"]}, "grammar": ""}, {"type": "choices", "choices": ["a"]}),
     ],
