@@ -37,10 +37,10 @@ class Case:
 DEVICES = ("cpu", "openvino")
 
 
-def cases(*, exact: float = 1e-4, half: float = 0.05) -> tuple[ParameterSet, ...]:
+def cases(*, exact: float = 1e-4, half: float = 0.06) -> tuple[ParameterSet, ...]:
     """All devices. Tolerances are of the spread: exact where all compute in float32, half where all is float16.
 
-    half: measured 0.011 to 0.025 of logits on lavapipe.
+    half: measured 0.011 to 0.025 of logits on lavapipe, up to 0.051 on an H200 (4e-6 in float32).
     """
     return (
         *(pytest.param(Case(device, tolerance=exact), id=device) for device in DEVICES),
