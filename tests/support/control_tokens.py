@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,9 @@ class Case:
     hostile: dict[str, Any]
 
 
-def cases() -> Iterator[Case]:
-    """Every stored template with every conversation that it takes."""
-    for name in NAMES:
+def cases(names: Iterable[str] = NAMES) -> Iterator[Case]:
+    """Stored templates, all of them by default, each with every conversation that it takes."""
+    for name in names:
         expected = EXPECTED.read(f"expected/{name}")
         source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
         template = ChatTemplate(source, tokens=expected["tokens"], clock=lambda: EXPECTED.CLOCK)

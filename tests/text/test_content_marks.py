@@ -16,6 +16,7 @@ from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.content_marks import ContentMarks
 from embedllm.text.tokenizer import Tokenizer
 from tests.support.control_tokens import Case, cases
+from tests.text.test_chat_template import NAMES
 from tests.web.support.tokenizer_kinds import KINDS
 
 CHATML = (
@@ -54,21 +55,29 @@ def test_a_message_cannot_hold_turns() -> None:
     assert CHAT.decode(evil, special=True) == ChatTemplate(CHATML).render([{"role": "user", "content": ATTACK}])
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.title) for case in cases()])
-def test_every_template_writes_the_same_prompt_and_no_more_control_tokens(case: Case) -> None:
+@pytest.mark.parametrize("name", NAMES)  # not each case, which is known once it is rendered: in every worker
+def test_every_template_writes_the_same_prompt_and_no_more_control_tokens(name: str) -> None:
+    checked = 0
+    for case in cases([name]):
+        check_prompts(case)
+        checked += 1
+    assert checked
+
+
+def check_prompts(case: Case) -> None:
     tokenizer = tokenizer_of(case.specials)
     marks = ContentMarks(case.specials)
     usual = case.template.render_marked(**case.harmless, marks=marks)
     hostile = case.template.render_marked(**case.hostile, marks=marks)
-    assert hostile.text == case.template.render(**case.hostile)
+    assert hostile.text == case.template.render(**case.hostile), case.title
     tokens = tokenizer.encode_prompt(hostile)
-    assert tokenizer.decode(tokens, special=True) == hostile.text
+    assert tokenizer.decode(tokens, special=True) == hostile.text, case.title
     if not usual.literal:  # some conversations have reasoning in a content
-        assert tokenizer.encode_prompt(usual) == tokenizer.encode(usual.text, special=False)
+        assert tokenizer.encode_prompt(usual) == tokenizer.encode(usual.text, special=False), case.title
     found, expected = (control_tokens(tokenizer, one) for one in (tokens, tokenizer.encode_prompt(usual)))
     for mark in ("<think>", "</think>"):  # templates part reasoning from replies, and write these themselves
-        assert found.pop(mark, 0) <= expected.pop(mark, 0) + len(case.hostile["messages"])
-    assert found == expected
+        assert found.pop(mark, 0) <= expected.pop(mark, 0) + len(case.hostile["messages"]), case.title
+    assert found == expected, case.title
 
 
 PARTED = (
