@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import LLAMA, Names
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    shape = replace(multiplied(config, "granite"), mlp_bias=config.flag("mlp_bias", False))
+    return describe_text(config, "granite", LLAMA)
+
+
+def describe_text(config: Config, model_type: str, names: Names) -> Decoder:
+    """The decoder of a Granite, whose tensors have these names."""
+    shape = replace(multiplied(config, model_type), names=names, mlp_bias=config.flag("mlp_bias", False))
     return describe_shaped(config, shape)
 
 

@@ -1,19 +1,18 @@
-"""Idefics 3: vision-language model; SigLIP, pixel shuffle, Llama."""
+"""Idefics 3, Granite Docling (258M): vision-language model; SigLIP, pixel shuffle, Llama or Granite."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import UnsupportedModel
-from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
-from embedllm.export.architectures._shared.default_sizes import with_default_sizes
+from embedllm.export.architectures import granite, llama
 from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.siglip import describe_siglip
-from embedllm.export.architectures._shared.vision_language import both_sections, image_token
+from embedllm.export.architectures._shared.vision_language import both_sections, describe_by_kind, image_token
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 
 _NAMES = replace(LLAMA, model="model.text_model")
+_KINDS = {"llama": llama.describe_text, "granite": granite.describe_text}
 
 
 def describe(config: Config) -> Decoder:
@@ -21,15 +20,13 @@ def describe(config: Config) -> Decoder:
 
 
 def describe_idefics3(config: Config, model_type: str) -> Decoder:
-    """The model of a config.json that is Idefics 3's in all but its model_type."""
+    """The model of a config.json that is Idefics 3's in all but its model_type.
+
+    Granite's embedding multiplier is of rows of features, too, and its logits are not scaled, as in transformers.
+    """
     text, vision = both_sections(config, "a vision-language model")
-    if (kind := text.text("model_type", "llama")) != "llama":
-        raise UnsupportedModel(f"the text model is a '{kind}'; the description knows llama.")
-    tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
-    text = with_default_sizes(text, kind).replaced({"tie_word_embeddings": tied, "model_type": model_type})
-    bias, mlp_bias = text.flag("attention_bias", False), text.flag("mlp_bias", False)
-    shape = Shape(model_type=model_type, names=_NAMES, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
-    decoder = describe_shaped(text, shape)
+    tied = text.flag("tie_word_embeddings", False)
+    decoder = describe_by_kind(config, text, _KINDS, tied=tied, model_type=model_type, names=_NAMES)
     token = image_token(config, decoder, 128257)
     encoder = describe_siglip(
         vision,
@@ -39,4 +36,5 @@ def describe_idefics3(config: Config, model_type: str) -> Decoder:
         pixel_shuffle=config.integer("scale_factor", 2),
         image_token=token,
     )
-    return replace(decoder, vision=encoder)
+    projector = replace(encoder.projector, weight_multiplier=decoder.embedding_multiplier)
+    return replace(decoder, vision=replace(encoder, projector=projector), logits_multiplier=1.0)

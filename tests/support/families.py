@@ -327,6 +327,8 @@ FAMILIES: dict[str, Case] = {
     "gemma": case("gemma", "GemmaConfig", "norms, scaled embeddings, tied head"),
     "smolvlm": case("smolvlm", "SmolVLMConfig", "decoder, vision encoder, projector; several images", **SMOLVLM),
     "idefics3": case("idefics3", "Idefics3Config", "decoder, vision encoder, projector; several images", **SMOLVLM),
+    "idefics3 granite": case("idefics3", "Idefics3Config", "and Granite's multipliers",
+                             **{**SMOLVLM, "text_config": {**BASE, **GRANITE, "model_type": "granite"}}),
     "gemma2": case("gemma2", "Gemma2Config", "window on one of two layers, both soft caps", attn_logit_softcapping=5.0,
                    final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
     "gemma3_text": case("gemma3_text", "Gemma3TextConfig", "window, two RoPE bases", sliding_window_pattern=2,

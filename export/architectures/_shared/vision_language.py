@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from embedllm.errors import ExportError
+from collections.abc import Callable, Mapping
+
+from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.default_sizes import with_default_sizes
+from embedllm.export.architectures._shared.parts import Names
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
+
+DescribeText = Callable[[Config, str, Names], Decoder]  # of a text_config: the model_type, the tensors' names
 
 _TIED = "tie_word_embeddings"
 _MROPE = "mrope"  # older configs call the kind so; the positions of texts are one number
@@ -28,6 +33,20 @@ def image_token(
     if token >= decoder.vocabulary:
         raise ExportError(f"{key} is {token}; expected a token of the model, 0 to {decoder.vocabulary - 1}.")
     return token
+
+
+def describe_by_kind(
+    config: Config, text: Config, kinds: Mapping[str, DescribeText], *, tied: bool, model_type: str, names: Names
+) -> Decoder:
+    """The text decoder by the model_type of `text_config`.
+
+    kinds: of the text models that the family has; a config that says none means the first. tied: what one that does not
+    say it means. model_type: of the whole. Raises UnsupportedModel for another text model.
+    """
+    if (kind := text.text("model_type", next(iter(kinds)))) not in kinds:
+        raise UnsupportedModel(f"the text model is a '{kind}'; the description knows {', '.join(kinds)}.")
+    text = with_default_sizes(text, kind).replaced({_TIED: config.flag(_TIED, tied), "model_type": model_type})
+    return kinds[kind](text, model_type, names)
 
 
 def text_section(config: Config, text: Config) -> Config:
