@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
 from embedllm.images.any_size import check_encoder
-from embedllm.images.settings import Pixels, Settings
+from embedllm.images.settings import MOST_TILES, Pixels, Settings
+from embedllm.images.tile_grid import closest_grid
 from embedllm.package.architecture.vision import DynamicVision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from embedllm.types import F32
-
-MOST_TILES = 256  # of an image: a folder may be anybody's, and each of them costs memory and time; LFM2-VL has 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,20 +102,10 @@ class Lfm2VlProcessor:
         return wide, high
 
     def _tiles(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of tiles, whose proportions are those of the image as nearly as can be."""
+        """Rows and columns of tiles."""
         if self.max_tiles == 1 or self._rounded(width) * self._rounded(height) <= self.largest:
             return 1, 1
-        counts = range(1, self.max_tiles + 1)
-        grids = [(rows, columns) for rows in counts for columns in counts]
-        fitting = [grid for grid in grids if self.min_tiles <= grid[0] * grid[1] <= self.max_tiles]
-        best, least = (1, 1), float("inf")
-        for rows, columns in sorted(fitting, key=lambda grid: grid[0] * grid[1]):
-            difference = abs(width / height - columns / rows)
-            # of equal ones the largest that the image fills by half
-            is_filled = width * height > 0.5 * self.tile**2 * rows * columns
-            if difference < least or (difference == least and is_filled):
-                best, least = (rows, columns), difference
-        return best
+        return closest_grid(width, height, tile=self.tile, least=self.min_tiles, most=self.max_tiles)
 
     def _rounded(self, side: int) -> int:
         return max(self.factor, round(side / self.factor) * self.factor)

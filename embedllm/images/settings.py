@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FILES = ("preprocessor_config.json", "processor_config.json")
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # which settings of some processors may leave out
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+MOST_TILES = 256  # of an image: a folder may be anybody's, and each of them costs memory and time; InternVL has 12
 _MOST_PIXELS = 1 << 13  # a side, of what a configuration may ask for
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # numbers of Pillow's
 

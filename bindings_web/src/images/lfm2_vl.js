@@ -6,6 +6,7 @@ import { checkAttention, toEven } from "./dynamic_size.js";
 import { gridInputs } from "./image_grid.js";
 import { normalized, squares } from "./pixels.js";
 import { resized } from "./resize.js";
+import { MOST_TILES, closestGrid } from "./tile_grid.js";
 
 /**
  * @import { Size } from "./dynamic_size.js"
@@ -13,8 +14,6 @@ import { resized } from "./resize.js";
  * @import { Rgb } from "./resize.js"
  * @import { Settings } from "./settings.js"
  */
-
-const MOST_TILES = 256; // of an image: a folder may be anybody's, and each of them costs memory and time; LFM2-VL has 10
 
 export class Lfm2VlProcessor {
   #vision;
@@ -131,21 +130,10 @@ export class Lfm2VlProcessor {
     return [Math.ceil((width * scale) / factor), Math.ceil((height * scale) / factor)];
   }
 
-  /** Rows and columns of tiles, whose proportions are those of the image as nearly as can be. @param {number} width @param {number} height */
+  /** Rows and columns of tiles. @param {number} width @param {number} height */
   #grid(width, height) {
-    const [least, most] = this.#tiles;
-    let [best, difference] = [[1, 1], Infinity];
-    if (most === 1 || this.#rounded(width) * this.#rounded(height) * this.#factor ** 2 <= this.#largest) return best;
-    for (let count = least; count <= most; count++) {
-      for (let rows = 1; rows <= count; rows++) {
-        if (count % rows) continue;
-        const columns = count / rows;
-        const found = Math.abs(width / height - columns / rows);
-        const isFilled = width * height > 0.5 * this.#tile ** 2 * count; // of equal ones the largest that the image fills by half
-        if (found < difference || (found === difference && isFilled)) [best, difference] = [[rows, columns], found];
-      }
-    }
-    return best;
+    const isWhole = this.#tiles[1] === 1 || this.#rounded(width) * this.#rounded(height) * this.#factor ** 2 <= this.#largest;
+    return isWhole ? [1, 1] : closestGrid({ width, height }, this.#tile, this.#tiles);
   }
 
   /** The nearest number of squares. @param {number} side pixels */
