@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.moe import Experts, mixture
-from embedllm.export.architectures._shared.parts import NormKind, Parts
+from embedllm.export.architectures._shared.parts import LLAMA, Names, NormKind, Parts
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures._shared.sliding_window import sliding_layers, windows
 from embedllm.export.architectures.config import Config
@@ -19,9 +19,15 @@ _PLACE = "mlp.experts"
 
 
 def describe(config: Config) -> Decoder:
+    return describe_text(config, "gpt_oss", LLAMA)
+
+
+def describe_text(config: Config, model_type: str, names: Names) -> Decoder:
+    """The decoder of a gpt-oss, whose tensors have these names."""
     bias = config.flag("attention_bias", True)
     shape = Shape(
-        model_type="gpt_oss",
+        model_type=model_type,
+        names=names,
         norm=NormKind(epsilon=1e-5),
         qkv_bias=bias,
         o_bias=bias,

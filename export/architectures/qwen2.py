@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import LLAMA, Names
 from embedllm.export.architectures._shared.sliding_window import sliding_layers, windows
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    return describe_text(config, "qwen2")
+    return describe_text(config, "qwen2", LLAMA)
 
 
-def describe_text(config: Config, model_type: str) -> Decoder:
-    """The decoder of a Qwen 2, which a vision-language checkpoint may have, too."""
-    return describe_shaped(config, Shape(model_type=model_type, qkv_bias=True, window=late_window(config)))
+def describe_text(config: Config, model_type: str, names: Names) -> Decoder:
+    """The decoder of a Qwen 2, whose tensors have these names."""
+    shape = Shape(model_type=model_type, names=names, qkv_bias=True, window=late_window(config))
+    return describe_shaped(config, shape)
 
 
 def late_window(config: Config) -> Callable[[int], int | None]:

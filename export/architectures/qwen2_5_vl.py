@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from embedllm.export.architectures._shared.parts import LLAMA
 from embedllm.export.architectures._shared.qwen_vision import QWEN2_5, with_vision
 from embedllm.export.architectures._shared.vision_language import text_of
 from embedllm.export.architectures.config import Config
@@ -11,4 +12,4 @@ from embedllm.package.architecture.decoder import Decoder
 
 def describe(config: Config) -> Decoder:
     text = text_of(config).filled({"rms_norm_eps": 1e-5})
-    return with_vision(describe_text(text, "qwen2_5_vl"), config, QWEN2_5)
+    return with_vision(describe_text(text, "qwen2_5_vl", LLAMA), config, QWEN2_5)
