@@ -38,7 +38,7 @@ weights are part of the tests.
   replies of 32 tokens equal those of transformers, one by one and in batches of prompts of different lengths.
 - Every feature that CUDA supports was run on an H200 in float16, with 4-bit and 16-bit weights: within 0.05
   ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, images of Gemma 4
-  12B, LFM3-VL, LightOnOCR, PaddleOCR-VL and GLM-OCR, and EmbeddingGemma 2 were not.
+  12B, InternVL, LFM3-VL, LightOnOCR, PaddleOCR-VL and GLM-OCR, and EmbeddingGemma 2 were not.
 
 ## Notes on features
 

@@ -1,8 +1,9 @@
 """Image processors: how an image of any size becomes the tiles that a vision encoder reads, and the text of a prompt.
 
 A row of a table below makes each from the folder's settings. Images of any size have one processor (any_size.py),
-whose size rules are in dynamic_size.py, pixtral.py and aspect_ratio.py; lfm2_vl.py is LFM2-VL's. The results equal
-those of the processors of the same names in transformers 5.24 (tests/images/test_processors.py).
+whose size rules are in dynamic_size.py, pixtral.py and aspect_ratio.py; lfm2_vl.py is LFM2-VL's, internvl.py is
+InternVL's. The results equal those of the processors of the same names in transformers 5.24
+(tests/images/test_processors.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from embedllm.errors import PackageError
 from embedllm.images.aspect_ratio import open_aspect_ratio, open_unified
 from embedllm.images.dynamic_size import open_dynamic_size, open_glm46v, open_paddleocr_vl
+from embedllm.images.internvl import InternVLProcessor, open_internvl
 from embedllm.images.lfm2_vl import open_lfm2_vl
 from embedllm.images.pixtral import open_lighton_ocr, open_pixtral
 from embedllm.images.settings import Pixels, Settings, read_settings
@@ -187,19 +189,31 @@ def _tiling(settings: Settings, vision: Vision, named: Mapping[str, str]) -> Til
     )
 
 
-def _fixed_size(settings: Settings, vision: Vision, named: Mapping[str, str]) -> FixedSizeProcessor:
-    size = settings.sides("size", {"height": 224, "width": 224})
+def _square(settings: Settings, usual: int) -> int:
+    """The side of the square that 'size' is."""
+    size = settings.sides("size", {"height": usual, "width": usual})
     if size.get("height", 0) != size.get("width", 1) or not settings.flag("do_resize", True):
         raise PackageError(f"'{settings.where}' has an image processor of size {size}; expected a square to resize to.")
+    return size["height"]
+
+
+def _internvl(settings: Settings, vision: Vision, named: Mapping[str, str]) -> InternVLProcessor:
+    _check_tile(settings, _square(settings, 384), vision)
+    _check_tokens(settings, "image_seq_length", vision)
+    return open_internvl(settings, vision, named)
+
+
+def _fixed_size(settings: Settings, vision: Vision, named: Mapping[str, str]) -> FixedSizeProcessor:
+    side = _square(settings, 224)
     if settings.flag("do_pan_and_scan", False):
         raise PackageError(
             f"'{settings.where}' asks for pan and scan, which is not supported; set do_pan_and_scan false."
         )
-    _check_tile(settings, size["height"], vision)
+    _check_tile(settings, side, vision)
     _check_tokens(settings, "image_seq_length", vision)
     return FixedSizeProcessor(
         pixels=settings.pixels(resample=2, usual_mean=0.5, usual_std=0.5),
-        tile=size["height"],
+        tile=side,
         tile_tokens=vision.tile_tokens,
         placeholder=named.get("boi_token", "<start_of_image>"),
         image_token=named.get("image_token", "<image_soft_token>"),
@@ -212,6 +226,7 @@ PROCESSORS: dict[str, Callable[[Settings, Vision, Mapping[str, str]], Processor]
     "Idefics3Processor": _tiling,
     "SmolVLMProcessor": _tiling,
     "Gemma3Processor": _fixed_size,
+    **dict.fromkeys(("InternVLProcessor", "GotOcr2Processor"), _internvl),
 }
 DYNAMIC_PROCESSORS: dict[str, Callable[[Settings, DynamicVision, Mapping[str, str]], Processor]] = {
     **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), open_dynamic_size),

@@ -24,6 +24,7 @@ from embedllm.package.recurrent_state import mixer_states
 ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
 DRAFT_TOKENS = "draft_tokens"  # of a draft head with fewer rows than there are tokens: the token of each, I32
 PATCHES = "vision.patches"  # the stored convolution of Vision.patches
+CLASS_TOKEN = "vision.class_token"  # the stored Vision.class_token
 POOLED = "vision.pooled"  # begins the names of what is stored of PatchPooler.standardize
 CLIPS = ("input_min", "input_max", "output_min", "output_max")  # of Linear.clip, and end the names of what is stored
 _CHANNELS = 3  # of an image
@@ -125,7 +126,7 @@ def vision_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
             for merger in decoder.vision.mergers:
                 yield from ((linear,) for linear in merger.matrices)
         else:
-            yield (decoder.vision.projector,)
+            yield from ((linear,) for linear in decoder.vision.projector_matrices)
 
 
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:
@@ -259,6 +260,9 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
                 yield Vector(
                     name=patch_convolution_name(index), source=mixer.convolution, size=size, width=mixer.kernel
                 )
+            for name, source in zip(layer_scales(index, layer), (layer.attention_scale, layer.mlp_scale), strict=True):
+                if source:
+                    yield Vector(name=name, source=source, size=decoder.vision.hidden)
 
 
 def _patch_vectors(vision: Vision | DynamicVision) -> Iterator[Vector]:
@@ -277,6 +281,8 @@ def _patch_vectors(vision: Vision | DynamicVision) -> Iterator[Vector]:
             yield Vector(name=f"{POOLED}.{part}", source=source, size=vision.hidden)
     if not is_dynamic or vision.patches_bias:
         yield Vector(name=f"{PATCHES}.bias", source=f"{vision.patches}.bias", size=vision.hidden)
+    if not is_dynamic and vision.class_token:
+        yield Vector(name=CLASS_TOKEN, source=vision.class_token, size=vision.hidden, width=vision.hidden)
 
 
 def scale_name(index: int) -> str:
@@ -321,6 +327,12 @@ def convolution_name(index: int, part: str) -> str:
 def patch_convolution_name(index: int) -> str:
     """Of the stored convolution of a layer of a vision encoder."""
     return f"vision.{convolution_name(index, 'weight')}"
+
+
+def layer_scales(index: int, layer: Layer) -> tuple[str, str]:
+    """Of what is stored of attention_scale and mlp_scale of a layer of a vision encoder; "" of one that it has not."""
+    attention, mlp = (f"vision.layers.{index}.{part}_scale" for part in ("attention", "mlp"))
+    return attention if layer.attention_scale else "", mlp if layer.mlp_scale else ""
 
 
 def decay_name(index: int, part: str) -> str:

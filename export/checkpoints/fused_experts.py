@@ -71,7 +71,7 @@ def has_no_suffix(name: str) -> bool:
 
     MegaBlocks' have the matrices of all experts behind each other, [experts * rows, columns]; some are named weights.
     """
-    return name.endswith((*_MEGABLOCKS, "_weight", "_embedding_table", "pos_embedding"))
+    return name.endswith((*_MEGABLOCKS, "_weight", "_embedding_table", "pos_embedding", "position_embeddings"))
 
 
 def _stacked(tensors: Mapping[str, Tensor], place: str, number: str, part: str) -> Experts | None:

@@ -25,7 +25,7 @@ from embedllm.package.architecture.vision import DynamicVision, Vision
 from embedllm.package.architecture.weights import Norm
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import PATCHES
+from embedllm.package.tensors import CLASS_TOKEN, PATCHES, layer_scales
 
 
 def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], variant: GraphVariant) -> onnx.ModelProto:
@@ -50,8 +50,10 @@ class _Emitter:
             graph.scope = f"vision.layers.{index}"
             x = self.layer(index, layer, x)
         graph.scope = "vision"
-        x = self.shuffled(self.pooled(self.norms.plain(x, vision.norm, "norm")))
+        x = self.shuffled(self.pooled(self.normed(self.without_class_token(x), vision.norm)))
         x = self.normed(x, vision.projector_norm)
+        if vision.projector_up is not None:
+            x = self.mlps.active("gelu", self.products.linear(x, [vision.projector_up], "projector_up"))
         self.products.linear(x, [vision.projector], "projector", output="image_features")
         kind, size = FLOAT_TYPES[graph.activations], vision.image_size
         pixels = helper.make_tensor_value_info("pixel_values", kind, ["tiles", 3, size, size])
@@ -69,17 +71,33 @@ class _Emitter:
         flat = graph.op("Reshape", [grid, graph.constant(0, 0, -1)], "grid.flat")
         rows = graph.op("Transpose", [flat], "patches", perm=[0, 2, 1])
         positions = graph.cast(graph.stored([f"{vision.positions.name}.weight"]))
-        return graph.op("Add", [rows, positions], "placed")
+        if not vision.class_token:
+            return graph.op("Add", [rows, positions], "placed")
+        # what is padded with zeros has as many rows as there are positions: the token itself, when the graph is loaded
+        token = graph.cast(graph.stored([CLASS_TOKEN], shape=[1, hidden], name="vision.class_token.row"))
+        token = graph.op("Pad", [token, graph.constant(0, 0, vision.positions.rows - 1, 0)], "class_token.padded")
+        rows = graph.op("Pad", [rows, graph.constant(0, 1, 0, 0, 0, 0)], "patches.padded")
+        return graph.op("Add", [rows, graph.op("Add", [positions, token], "positions")], "placed")
+
+    def without_class_token(self, x: str) -> str:
+        graph = self.graph
+        bounds = (graph.constant(1), graph.constant(self.vision.positions.rows), graph.constant(1))
+        return graph.op("Slice", [x, *bounds], "patches.behind") if self.vision.class_token else x
 
     def layer(self, index: int, layer: Layer, x: str) -> str:
         """The stream behind a layer."""
         graph, attention = self.graph, layer.attention
         assert isinstance(attention, Attention)
         output = self.products.linear(self.context(attention, self.normed(x, layer.attention_norm)), [attention.o], "o")
-        x = graph.op("Add", [x, output], "attended.sum")
+        attention_scale, mlp_scale = layer_scales(index, layer)
+        x = graph.op("Add", [x, self.scaled(output, attention_scale)], "attended.sum")
         assert layer.mlp is not None, "layers of encoders have one"
         output = feed_forward(self.mlps, index, layer.mlp, self.normed(x, layer.mlp_norm))
-        return graph.op("Add", [x, output], "made.sum")
+        return graph.op("Add", [x, self.scaled(output, mlp_scale)], "made.sum")
+
+    def scaled(self, x: str, scale: str) -> str:
+        """What a part of a layer adds. scale: the stored factors; "": there are none."""
+        return self.graph.op("Mul", [x, self.graph.cast(self.graph.stored([scale]))], f"{x}.scaled") if scale else x
 
     def normed(self, x: str, norm: Norm | None) -> str:
         return x if norm is None else self.norms.plain(x, norm, norm.name.rsplit(".", 1)[-1])
@@ -87,6 +105,10 @@ class _Emitter:
     def context(self, attention: Attention, patches: str) -> str:
         """What the patches find, [tiles, patches, heads * D]: all see all."""
         q, k, v = self.products.split_linear(patches, [attention.q, attention.k, attention.v], "qkv", "qkv")
+        q, k = (
+            x if norm is None else self.norms.heads(x, norm, attention.heads, attention.head_dim)
+            for x, norm in ((q, attention.q_norm), (k, attention.k_norm))
+        )
         return self.graph.op("MultiHeadAttention", [q, k, v], "context", MICROSOFT, num_heads=attention.heads)
 
     def pooled(self, x: str) -> str:

@@ -15,9 +15,9 @@ _BYTE_LEVEL = {
 # by the model_type, of a checkpoint that names no class
 _OF_MODELS = {
     "cohere": "CohereTokenizer", "cohere2": "CohereTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer", "gptj": "GPT2Tokenizer", "jais2": "GPT2Tokenizer", "mpt": "GPTNeoXTokenizer",
-    "olmo": "GPTNeoXTokenizer", "olmoe": "GPTNeoXTokenizer", "opt": "GPT2Tokenizer", "phi": "GPT2Tokenizer",
-    "qwen2": "Qwen2Tokenizer", "qwen2_5_vl": "Qwen2Tokenizer", "qwen2_moe": "Qwen2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer", "gptj": "GPT2Tokenizer", "internvl": "Qwen2Tokenizer", "jais2": "GPT2Tokenizer",
+    "mpt": "GPTNeoXTokenizer", "olmo": "GPTNeoXTokenizer", "olmoe": "GPTNeoXTokenizer", "opt": "GPT2Tokenizer",
+    "phi": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen2_5_vl": "Qwen2Tokenizer", "qwen2_moe": "Qwen2Tokenizer",
     "qwen2_vl": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer",
     "qwen3_5_moe": "Qwen3_5Tokenizer", "qwen3_5_moe_text": "Qwen3_5Tokenizer", "qwen3_5_text": "Qwen3_5Tokenizer",
     "qwen3_moe": "Qwen2Tokenizer", "qwen3_next": "Qwen2Tokenizer", "qwen3_vl": "Qwen2Tokenizer",

@@ -36,6 +36,7 @@ from tests.support.vision import (
     Image,
     gemma_checkpoint,
     image,
+    internvl_checkpoint,
     seeing_prompt,
     seeing_request,
     vision_checkpoint,
@@ -86,6 +87,17 @@ def test_logits_follow_the_reference(llm: Model, reference: Model, name: str, ca
 def test_features_follow_the_reference(llm: Model, reference: Model, case: Case) -> None:
     for one in (ONE, TWO):
         assert_close(rows(llm, one), rows(reference, one), case.tolerance)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["300M", "6B"])
+def test_features_of_internvit_follow_the_reference(case: Case, tmp_path: Path, large: bool) -> None:
+    """A class token, LayerScale and a projector of two matrices; of 6B's q and k norms."""
+    own = {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False, "use_mean_pooling": False}
+    checkpoint = internvl_checkpoint(tmp_path / "checkpoint", vision=own if large else None)
+    folder = convert(checkpoint, tmp_path / "package", Recipe(bits=32))
+    with embedllm.load(folder, device="reference") as reference, loaded(folder, case) as llm:
+        assert_close(rows(llm, TWO), rows(reference, TWO), case.tolerance)
+        assert_close(logits(llm, *PROMPTS["two images"]), logits(reference, *PROMPTS["two images"]), case.tolerance)
 
 
 @pytest.mark.parametrize("symmetric", [None, False], ids=["symmetric", "zero points"])

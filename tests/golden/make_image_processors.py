@@ -1,6 +1,6 @@
 """Records pixel values of transformers' image processors, in levels of 255: needs torch and torchvision.
 
-Made with transformers 5.23.0, torch 2.13.0 and torchvision 0.28.0.
+Made with transformers 5.23.0 (InternVL: 5.24.0), torch 2.13.0 and torchvision 0.28.0.
 
 python -m tests.golden.make_image_processors
 """
@@ -41,10 +41,15 @@ _PIXTRAL = {"image_processor_type": "PixtralImageProcessor", "patch_size": 4, "s
 _LFM2_VL = {"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": 4, "downsample_factor": 2,
             "tile_size": 16, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6, "resample": 2,
             **_PIXELS}  # fmt: skip
+_INTERNVL = {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 16, "width": 16}, "max_patches": 6,
+             "crop_to_patches": True, "resample": 3, **_PIXELS}  # fmt: skip
 CASES = {
     "smolvlm": Case("SmolVLMProcessor", _SMOLVLM, 16),
     "smolvlm whole": Case("SmolVLMProcessor", {**_SMOLVLM, "do_image_splitting": False}, 16),
     "smolvlm bicubic": Case("SmolVLMProcessor", {**_SMOLVLM, "resample": 3}, 16),
+    "internvl": Case("InternVLProcessor", _INTERNVL, 16),
+    "internvl many": Case("InternVLProcessor", {**_INTERNVL, "min_patches": 3, "max_patches": 12}, 16),
+    "internvl whole": Case("InternVLProcessor", {**_INTERNVL, "max_patches": 1}, 16),
     "gemma 3": Case(
         "Gemma3Processor",
         {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 24, "width": 24}, "resample": 2, **_PIXELS},

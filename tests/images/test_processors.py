@@ -265,6 +265,45 @@ def test_settings_that_do_not_fit_lfm2_vl_are_refused(tmp_path: Path, change: di
         open_processor(tmp_path, dynamic_vision(), {})
 
 
+def test_the_text_of_internvl_is_that_of_transformers(tmp_path: Path) -> None:
+    """As replace_image_token() of processing_internvl.py writes it: tiles, then all of the image where it is split."""
+    processor, tokens = opened(tmp_path, "internvl"), "<IMG_CONTEXT>" * 4
+    assert processor.prompt_text(9, 9) == f"<img>{tokens}</img>"
+    assert processor.prompt_text(40, 20) == f"<img>{3 * tokens}</img>"
+    assert (processor.grid(40, 20), processor.token_count(40, 20)) == (None, 12)
+    (tmp_path / "whole").mkdir()
+    assert opened(tmp_path / "whole", "internvl whole").token_count(300, 100) == 4
+
+
+def test_internvl_splits_images_whatever_its_image_processor_says(tmp_path: Path) -> None:
+    """As published: crop_to_patches is false in the file, and true in transformers' processor."""
+    settings = {**CASES["internvl"].settings, "crop_to_patches": False}
+    for name in ("InternVLProcessor", None):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**settings, "processor_class": name}))
+        tiled = cast("Vision", SimpleNamespace(image_size=16, tile_tokens=4))
+        named = {"context_image_token": "<i>", "start_image_token": "[", "end_image_token": "]"}
+        assert open_processor(tmp_path, tiled, named).prompt_text(40, 20) == f"[{12 * '<i>'}]"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"size": {"height": 16, "width": 32}}, "of size {'height': 16, 'width': 32}; expected a square"),
+        ({"size": 32}, "makes tiles of 32 pixels; its vision encoder reads 16"),
+        ({"do_resize": False}, "expected a square to resize to"),
+        ({"min_patches": 7}, "asks for 7 tiles at least .* and 6 at most"),
+        ({"max_patches": 257}, "257 at most .*expected 1 to 256"),
+        ({"max_patches": 0}, "'max_patches' is 0"),
+        ({"image_seq_length": 9}, "'image_seq_length' is 9 .*makes 4 rows of a tile"),
+    ],
+)
+def test_settings_that_do_not_fit_internvl_are_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    settings = {**CASES["internvl"].settings, **change}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(PackageError, match=words):
+        open_processor(tmp_path, cast("Vision", SimpleNamespace(image_size=16, tile_tokens=4)), {})
+
+
 def test_a_flat_image_stays_flat(tmp_path: Path) -> None:
     values = flat(opened(tmp_path, "smolvlm").pixel_values(Image.new("RGB", (7, 5), (0, 255, 128))))
     assert np.allclose(values[:, 0], -1, atol=1e-6)

@@ -26,7 +26,7 @@ from tests.support.dynamic_vision import (
 )
 from tests.support.gemma4 import CONFIGS as GEMMA4
 from tests.support.gemma4 import gemma4_checkpoint, gemma4_config
-from tests.support.vision import LONGEST_EDGE, TILE, TILE_TOKENS, chat_checkpoint
+from tests.support.vision import LONGEST_EDGE, TILE, TILE_TOKENS, chat_checkpoint, internvl_chat_checkpoint
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -78,6 +78,34 @@ def test_a_chat_says_what_transformers_says(
         found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
         assert found.statistics.prompt_tokens == inputs["input_ids"].shape[1]
         assert list(found.tokens) == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+def test_a_chat_with_internvl_says_what_transformers_says(tmp_path: Path, device: str) -> None:
+    """Images in tiles with a thumbnail behind them, and one that is not split; its processor needs torchvision."""
+    checkpoint = internvl_chat_checkpoint(tmp_path / "checkpoint")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    processor = transformers.GotOcr2ImageProcessorPil.from_pretrained(checkpoint)
+    images = pictures((40, 33), (17, 60), (90, 64))
+    content = [{"type": "text", "text": "look: "}]
+    for image in images:
+        content += [{"type": "image", "image": image}, {"type": "text", "text": " and "}]
+    messages = [{"role": "user", "content": content}]
+    pixels = processor(images, crop_to_patches=True, return_tensors="pt")  # as InternVLProcessor calls it
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    for tiles in pixels.pop("num_patches").tolist():
+        text = text.replace("<IMG_CONTEXT>\n", f"<img>{'<|>' * TILE_TOKENS * tiles}</img>\n", 1)
+    ids = torch.tensor([tokenizer(text.replace("<|>", "<IMG_CONTEXT>"))["input_ids"]])
+    with torch.no_grad():
+        reply = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels, max_new_tokens=REPLY,
+                               min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+    with embedllm.load(convert(checkpoint, tmp_path / "package", Recipe(bits=32)), device=device, exact=True) as llm:
+        request = llm.request(messages)  # type: ignore[arg-type]  # images are no JSON
+        assert [len(image.pixel_values) for image in request.images] == [1, 5, 7]
+        assert [IMAGE_TOKEN if token >= FIRST_ID else token for token in request.prompt] == ids[0].tolist()
+        found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
+    assert list(found.tokens) == reply[0, ids.shape[1] :].tolist()
 
 
 def tiles_of(images: Sequence[ImageInput]) -> dict[str, Any]:

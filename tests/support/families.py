@@ -200,6 +200,9 @@ GEMMA4_TOKENS = {
     "audio_config": None,
 }  # beyond the vocabulary: no reply has them
 # 8 patches a side, of which 2 times 2 become one: 16 rows of a tile
+INTERNVIT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
+             "image_size": [32, 32], "patch_size": 4, "initializer_range": 0.2, "attention_bias": True}  # fmt: skip
+INTERNVL = {"vision_config": INTERNVIT, "image_token_id": 300}
 SMOLVLM = {"text_config": {**BASE, "model_type": "llama"}, "vision_config": SIGLIP, "scale_factor": 2,
            "image_token_id": 300, "tie_word_embeddings": False}  # fmt: skip
 FALCON = {"ffn_hidden_size": 96, "intermediate_size": ..., "head_dim": ..., "num_key_value_heads": ...}
@@ -329,6 +332,22 @@ FAMILIES: dict[str, Case] = {
     "idefics3": case("idefics3", "Idefics3Config", "decoder, vision encoder, projector; several images", **SMOLVLM),
     "idefics3 granite": case("idefics3", "Idefics3Config", "and Granite's multipliers",
                              **{**SMOLVLM, "text_config": {**BASE, **GRANITE, "model_type": "granite"}}),
+    "internvl": case("internvl", "InternVLConfig", "vision encoder, projector; several images; Qwen 3, untied head",
+                     text_config={**BASE, "model_type": "qwen3"}, tie_word_embeddings=False, **INTERNVL),
+    # as of 38B and 241B
+    "internvl 6B": case("internvl", "InternVLConfig", "RMS norms, q and k norms over all heads; a norm behind the "
+                        "encoder; Qwen 3 with a mixture, tied head",
+                        text_config={**BASE, **EXPERTS, "model_type": "qwen3_moe", "norm_topk_prob": True},
+                        image_token_id=300,
+                        vision_config={**INTERNVIT, "attention_bias": False, "norm_type": "rms_norm",
+                                       "use_qk_norm": True, "use_mean_pooling": False}),
+    "internvl qwen2": case("internvl", "InternVLConfig", "Qwen 2, dynamic RoPE scaling",
+                           text_config={**BASE, "model_type": "qwen2", "rope_parameters": {
+                               "rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}}, **INTERNVL),
+    "internvl gpt_oss": case("internvl", "InternVLConfig", "gpt-oss", tie_word_embeddings=False,
+                             text_config={**BASE, "model_type": "gpt_oss", "num_local_experts": 4,
+                                          "num_experts_per_tok": 2, "swiglu_limit": 2.0, "rope_parameters": {
+                                              **YARN, "truncate": False}, **WINDOWED}, **INTERNVL),
     "gemma2": case("gemma2", "Gemma2Config", "window on one of two layers, both soft caps", attn_logit_softcapping=5.0,
                    final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
     "gemma3_text": case("gemma3_text", "Gemma3TextConfig", "window, two RoPE bases", sliding_window_pattern=2,
@@ -667,7 +686,7 @@ FAMILIES: dict[str, Case] = {
                        "shared one, gated attention, partial rotary embedding (25%)", **QWEN_EXPERTS, **DELTA),
     "olmo_hybrid": Case(family="olmo_hybrid", config_class="OlmoHybridConfig", rearranged=as_published_olmo_hybrid,
                         verified="Gated DeltaNet with negative eigenvalues in two of three layers, NoPE attention",
-                        values={**DELTA, "head_dim": ..., "rope_parameters": {"rope_theta": None},
+                        values={**DELTA, "rope_parameters": {"rope_theta": None},
                                 "rms_norm_eps": 0.03}),
     "olmo_hybrid rope": case("olmo_hybrid", "OlmoHybridConfig", "RoPE, biases, tied head, no negative eigenvalues; "
                              "tensors of transformers 5.24", num_hidden_layers=3, head_dim=..., attention_bias=True,

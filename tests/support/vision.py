@@ -17,7 +17,7 @@ from embedllm.backends.images import images_of, place_images
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from tests.support.described import RandomSource
-from tests.support.families import GEMMA3, SIGLIP, SMOLVLM
+from tests.support.families import GEMMA3, INTERNVIT, INTERNVL, SIGLIP, SMOLVLM
 from tests.support.tiny import tiny_config, write_tokenizer
 
 if TYPE_CHECKING:
@@ -77,7 +77,20 @@ def vision_checkpoint(folder: Path, *, vision: Mapping[str, object] | None = Non
     """
     text = tiny_config("llama", attention_bias=False, eos_token_id=None, max_position_embeddings=512)
     config = {**SMOLVLM, "model_type": "smolvlm", "text_config": text, "vision_config": {**SIGLIP, **(vision or {})}}
-    return _written(folder, config, RandomSource(describe(Config(config))).tensors, tower="model.vision_model")
+    kernel = "model.vision_model.embeddings.patch_embedding"
+    return _written(folder, config, RandomSource(describe(Config(config))).tensors, kernel=kernel)
+
+
+def internvl_checkpoint(folder: Path, *, vision: Mapping[str, object] | None = None) -> Path:
+    """A random InternVL with the names of published checkpoints, as vision_checkpoint()."""
+    text = tiny_config("qwen3", eos_token_id=None, max_position_embeddings=512)
+    config = {**INTERNVL, "model_type": "internvl", "text_config": text, "tie_word_embeddings": False,
+              "vision_config": {**INTERNVIT, **(vision or {})}}  # fmt: skip
+    tensors = RandomSource(describe(Config(config))).tensors
+    embeddings = "vision_tower.embeddings"
+    tensors[f"{embeddings}.cls_token"] = tensors[f"{embeddings}.cls_token"][None]
+    tensors[f"{embeddings}.position_embeddings"] = tensors.pop(f"{embeddings}.position_embeddings.weight")[None]
+    return _written(folder, config, tensors, kernel=f"{embeddings}.patch_embeddings.projection")
 
 
 def gemma_checkpoint(
@@ -101,9 +114,8 @@ def gemma_checkpoint(
     tensors = RandomSource(describe(Config(config))).tensors
     projector = "multi_modal_projector.mm_input_projection_weight"
     tensors[projector] = np.ascontiguousarray(tensors.pop(f"{projector}.weight").T)
-    return _written(
-        folder, config, tensors, tower="vision_tower.vision_model", patch_size=int(str(of_vision["patch_size"]))
-    )
+    kernel = "vision_tower.vision_model.embeddings.patch_embedding"
+    return _written(folder, config, tensors, kernel=kernel, patch_size=int(str(of_vision["patch_size"])))
 
 
 def _written(
@@ -111,14 +123,14 @@ def _written(
     config: dict[str, object],
     tensors: dict[str, F32],
     *,
-    tower: str,
+    kernel: str,
     patch_size: int = int(str(SIGLIP["patch_size"])),
 ) -> Path:
-    """The checkpoint, whose patches are multiplied by a kernel as a convolution has it; returns the folder."""
+    """The checkpoint; returns the folder. kernel: what patches are multiplied by, in the shape of a convolution."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    kernel = f"{tower}.embeddings.patch_embedding.weight"
-    tensors[kernel] = tensors[kernel].reshape(-1, 3, patch_size, patch_size)
+    weight = f"{kernel}.weight"
+    tensors[weight] = tensors[weight].reshape(-1, 3, patch_size, patch_size)
     save_file(tensors, folder / "model.safetensors")
     write_tokenizer(folder, 307)
     return folder
@@ -184,6 +196,22 @@ def write_smolvlm_chat(folder: Path, *, tile: int, tile_tokens: int, longest_edg
         pixels={"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": longest_edge},
                 "max_image_size": {"longest_edge": tile}},
     )  # fmt: skip
+
+
+def internvl_chat_checkpoint(folder: Path) -> Path:
+    """As internvl_checkpoint(), with the tokens, the image processor and a template like that of InternVL."""
+    internvl_checkpoint(folder)
+    named = {"context_image_token": "<IMG_CONTEXT>", "start_image_token": "<img>", "end_image_token": "</img>"}
+    _write_chat(
+        folder,
+        special=list(named.values()),
+        named=named,
+        template=_TEMPLATE.replace("<image>", "<IMG_CONTEXT>\n"),
+        processor={"processor_class": "InternVLProcessor", "image_seq_length": TILE_TOKENS},
+        pixels={"image_processor_type": "GotOcr2ImageProcessorFast", "size": {"height": TILE, "width": TILE},
+                "crop_to_patches": False, "min_patches": 1, "max_patches": 6},
+    )  # fmt: skip
+    return folder
 
 
 def gemma_chat_checkpoint(

@@ -40,6 +40,7 @@ LIMITS = {
     "images of one size": 2_300,
     "images of any size": 10_000,
     "images of LFM2-VL": 3_100,
+    "images of InternVL": 2_600,
 }
 LATER = {
     "openai": "OpenAI's shapes",
@@ -70,6 +71,7 @@ LATER = {
     "fixed_size": "images of one size",
     "any_size": "images of any size",
     "lfm2_vl": "images of LFM2-VL",
+    "internvl": "images of InternVL",
     "foreseen": "Python",  # its parts are of the engine "javascript", too
 }
 

@@ -19,7 +19,7 @@ import { isEncodedHere, isImagePart } from "./parts.js";
  * @import { Rgb } from "./resize.js"
  * @import { WholeImages } from "./whole_images.js"
  * @typedef {Awaited<ReturnType<typeof import("./any_size.js").openProcessor>> | import("./processor.js").TilingProcessor |
- *   import("./fixed_size.js").FixedSizeProcessor} Processor
+ *   import("./internvl.js").InternVLProcessor | import("./fixed_size.js").FixedSizeProcessor} Processor
  * @typedef {{width: number, height: number}} Size
  * @typedef {Size & {digest: string}} Source digest: sha256 of the file
  * @typedef {Prepared & {text: string, source: Source}} Image text: what takes its place in the prompt
@@ -67,6 +67,10 @@ export class ModelImages {
     if (vision.bidirectional) {
       const { FixedSizeProcessor, WholeImages } = await import("./fixed_size.js");
       return new ModelImages(loaded, new FixedSizeProcessor(texts, vision, tokenizer.named), null, new WholeImages(loaded));
+    }
+    if (vision.class_token) {
+      const { InternVLProcessor } = await import("./internvl.js");
+      return new ModelImages(loaded, new InternVLProcessor(texts, vision, tokenizer.named));
     }
     if (!vision.kind) {
       const { TilingProcessor } = await import("./processor.js");

@@ -102,5 +102,8 @@ class Layer:
     residual_multiplier: float = 1.0  # of what is added
     per_layer_input: PerLayerInput | None = None
     scale: str = ""
+    # LayerScale (Touvron et al. 2021), of vision encoders: the source's tensors, [hidden], which multiply what is added
+    attention_scale: str = ""
+    mlp_scale: str = ""
     altup: AltUp | None = None  # where there are several streams
     laurel: Laurel | None = None

@@ -15,25 +15,33 @@ class Vision:
 
     x = patches(tile) + positions; layers; norm; pooling; pixel shuffle; projector_norm; projector. Tokens of a tile all
     see each other, and nothing of other tiles. Source: SigLIP (Zhai et al. 2023); pixel shuffle: Idefics3 (Laurencon et
-    al. 2024); pooling, and attention in both directions: Gemma 3 (Gemma Team 2025).
+    al. 2024); pooling, and attention in both directions: Gemma 3 (Gemma Team 2025). With a class token
+    (InternViT, Chen et al. 2023) x = [class token, patches(tile)] + positions; it is left out behind the layers.
     """
 
     image_token: int  # the placeholder that prompts have, once for each row
     image_size: int  # pixels; the side of a tile
     patch_size: int  # pixels; the side of a patch
     patches: str  # the source's convolution: patches.weight [hidden, 3, patch_size, patch_size], patches.bias
-    positions: Linear  # learned, [patches of a tile, hidden], row by row
+    positions: Linear  # learned, [patches of a tile, hidden], row by row; in front of them that of a class token
     layers: tuple[Layer, ...]
-    norm: Norm
+    norm: Norm | None
     pixel_shuffle: int  # that many patches in both directions become one row, side by side
     projector: Linear  # [the decoder's hidden, hidden * pixel_shuffle**2]
     pooling: int = 1  # that many patches in both directions become their mean
     projector_norm: Norm | None = None  # of what the projector reads
     bidirectional: bool = False  # in the decoder, the tokens of an image all see each other, within a layer's window
+    class_token: str = ""  # the tensor in the source, [hidden]; empty: there is none
+    projector_up: Linear | None = None  # the projector is projector(gelu(projector_up(x)))
 
     @property
     def hidden(self) -> int:
-        return self.norm.size
+        return self.positions.columns
+
+    @property
+    def projector_matrices(self) -> tuple[Linear, ...]:
+        """In the order in which they are multiplied by."""
+        return (self.projector,) if self.projector_up is None else (self.projector_up, self.projector)
 
     @property
     def grid(self) -> int:

@@ -29,7 +29,6 @@ UNSUPPORTED = {
     "inkling2_text": _INKLING2,
     "inkling2_loop": _INKLING2_LOOP,
     "inkling2_loop_text": _INKLING2_LOOP,
-    "internvl": "a vision encoder with a class token and layer scale, and a projector of a norm and two matrices",
     "jamba": _MAMBA,
     "kimi_linear": "Kimi Delta Attention (KDA), whose state decays by a rate for each channel, not for each head",
     "kolibri1": "experts chosen by the router's logits with a correction bias, and weighed by sigmoids of these",

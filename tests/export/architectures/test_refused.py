@@ -90,6 +90,9 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     if family == "lighton_ocr":
         return {"model_type": family, "text_config": {**values, "model_type": "qwen3"}, "image_token_id": 300,
                 "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
+    if family == "internvl":
+        return {"model_type": family, "text_config": {**values, "model_type": "qwen2"}, "image_token_id": 300,
+                "vision_config": {"num_hidden_layers": 1}}  # fmt: skip
     if family == "glm_ocr":
         return {"model_type": family, "text_config": {"rope_scaling": {"mrope_section": [2, 3, 3]}, **values},
                 "vision_config": {"depth": 1, "out_hidden_size": 64}, "image_token_id": 300}  # fmt: skip
@@ -288,6 +291,48 @@ def test_an_lfm2_vl_of_other_parts_is_refused(values: dict[str, object], says: s
         describe(Config({**whole, **values}))
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"text_config": None}, "has no 'text_config'"),
+        ({"vision_config": None}, "has no 'vision_config'"),
+        (
+            {"text_config": {"model_type": "internlm2"}},
+            "is a 'internlm2'; .*knows qwen2, qwen3, qwen3_moe, llama, gpt_o",
+        ),
+        ({"vision_config": {"model_type": "siglip"}}, "the vision encoder is a 'siglip'; .*knows internvl_vision"),
+        ({"vision_config": {"num_channels": 1}}, "num_channels is 1 in vision_config; expected 3"),
+        ({"vision_config": {"use_absolute_position_embeddings": False}}, "use_absolute_position_embeddings is false"),
+        ({"vision_config": {"norm_type": "batch"}}, "norm_type is 'batch' .*expected layer_norm or rms_norm"),
+        ({"vision_config": {"hidden_act": "tanh"}}, "hidden_act is 'tanh'"),
+        (
+            {"vision_config": {"image_size": [448, 224]}},
+            r"image_size is \[448, 224\] in vision_config; expected a square",
+        ),
+        ({"vision_config": {"image_size": [448]}}, r"image_size is \[448\] in vision_config; expected a square"),
+        ({"vision_config": {"image_size": [0, 0]}}, "'image_size' is 0; expected a whole number >= 1"),
+        ({"vision_config": {"patch_size": [14, 16]}}, r"patch_size is \[14, 16\] in vision_config; expected a square"),
+        ({"vision_config": {"image_size": 434}}, "image_size is 434 in vision_config; expected a multiple of 28"),
+        ({"downsample_ratio": 0.3}, "downsample_ratio is 0.3; expected 1 divided by a whole number"),
+        ({"downsample_ratio": 2.0}, "downsample_ratio is 2; expected 1 divided by a whole number"),
+        ({"vision_feature_layer": -2}, "vision_feature_layer is -2; expected -1"),
+        ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'; expected 'default'"),
+        ({"projector_hidden_act": "silu"}, "projector_hidden_act is 'silu'; expected gelu"),
+        ({"image_token_id": 307}, "image_token_id is 307; expected a token of the model, 0 to 306"),
+    ],
+)
+def test_an_internvl_of_other_parts_is_refused(values: dict[str, object], says: str) -> None:
+    whole = config("internvl")
+    assert describe(Config(whole)).vision is not None
+    with pytest.raises(ExportError, match=says):
+        describe(Config({**whole, **values}))
+
+
+def test_an_idefics3_of_another_text_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="the text model is a 'mistral'; the description knows llama, granite"):
+        describe(Config({**config("idefics3"), "text_config": {"model_type": "mistral"}}))
+
+
 def test_a_lighton_ocr_under_its_first_model_type_is_described() -> None:
     """As LightOnOCR-2 was published."""
     whole = config("lighton_ocr")
@@ -338,7 +383,9 @@ def test_another_vision_encoder_of_an_ocr_model_is_refused(family: str, values: 
         describe(Config({**whole, "vision_config": {**vision, **values}}))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm_ocr", "lfm3_vl", "mistral3"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm_ocr", "internvl", "lfm3_vl", "mistral3"]
+)
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))

@@ -39,8 +39,9 @@ class Made(NamedTuple):
 
 
 GEMMA3 = FAMILIES["gemma3"]  # whose windows are shorter than an image
+TILED = ("smolvlm", "idefics3", "gemma3", "internvl")
 CASES = {
-    **{name: FAMILIES[name] for name in ("smolvlm", "idefics3", "idefics3 granite", "gemma3")},
+    **{name: case for name, case in FAMILIES.items() if case.family in TILED},
     "gemma3 with wide windows": replace(
         GEMMA3, values={**GEMMA3.values, "text_config": {**TEXT, "sliding_window": 50}}
     ),
@@ -61,16 +62,15 @@ def llm(request: pytest.FixtureRequest, made: Made) -> Iterator[Model]:
 
 
 def pixels(made: Made, images: tuple[Image, ...]) -> dict[str, Any]:
-    """As transformers takes them: of one prompt, the tiles of all images; of Gemma 3, of all prompts."""
+    """As transformers takes them: of one prompt, the tiles of all images; of Gemma 3 and InternVL, of all prompts."""
     if not images:
         return {}
     tiles = torch.from_numpy(np.concatenate([one.pixel_values for one in images]))
-    return {"pixel_values": tiles if is_bidirectional(made) else tiles[None]}
+    return {"pixel_values": tiles if family(made) in ("gemma3", "internvl") else tiles[None]}
 
 
-def is_bidirectional(made: Made) -> bool:
-    """Whether transformers asks which tokens are of images, to let them attend to one another."""
-    return made.theirs.config.model_type == "gemma3"
+def family(made: Made) -> str:
+    return made.theirs.config.model_type
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
@@ -96,7 +96,7 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
     ids = torch.tensor([tokens])
     with torch.no_grad():
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels(made, images)}
-        if is_bidirectional(made):
+        if family(made) == "gemma3":  # whose tokens of an image attend to one another
             given["token_type_ids"] = (ids == IMAGE_TOKEN).long()
         logits = made.theirs(**given).logits[0].numpy()
         reply = made.theirs.generate(**given, max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)
@@ -108,4 +108,4 @@ def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, na
 
 
 def test_the_tile_of_the_test_is_that_of_the_model(made: Made) -> None:
-    assert made.theirs.config.vision_config.image_size == TILE
+    assert set(np.ravel(made.theirs.config.vision_config.image_size)) == {TILE}
