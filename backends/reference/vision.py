@@ -59,8 +59,10 @@ class ReferenceVision(Layers):
         assert isinstance(layer.attention, Attention)
         assert isinstance(layer.mlp, Mlp)
         scales = [self._weights.tensor(name) if name else np.float32(1) for name in layer_scales(index, layer)]
-        x = x + scales[0] * self._attention(index, layer.attention, self._norm(x, layer.attention_norm))
-        return x + scales[1] * self._mlp(layer.mlp, self._norm(x, layer.mlp_norm))
+        attended: F32 = scales[0] * self._attention(index, layer.attention, self._norm(x, layer.attention_norm))
+        x = x + attended
+        output: F32 = scales[1] * self._mlp(layer.mlp, self._norm(x, layer.mlp_norm))
+        return x + output
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))
