@@ -37,8 +37,8 @@ weights are part of the tests.
   reference, both within 0.001 as above, for prefill, decoding and rewound sequences. With 32-bit weights, greedy
   replies of 32 tokens equal those of transformers, one by one and in batches of prompts of different lengths.
 - Every feature that CUDA supports was run on an H200 in float16, with 4-bit and 16-bit weights: within 0.05
-  ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, images of Gemma 4
-  12B, InternVL, LFM3-VL, LightOnOCR, PaddleOCR-VL and GLM-OCR, and EmbeddingGemma 2 were not.
+  ([cuda.md](cuda.md#families)); but LFM3's gate of each head, OLMo Hybrid's negative eigenvalues, SparseMixer,
+  images of Gemma 4 12B, InternVL, LFM3-VL, LightOnOCR, PaddleOCR-VL and GLM-OCR, and EmbeddingGemma 2 were not.
 
 ## Notes on features
 
@@ -50,6 +50,8 @@ weights are part of the tests.
 - **Mixture of experts**: an expert computes only the tokens that are routed to it, by standard operators. DirectML and
   the NPU refuse mixtures, and so do `--method gptq` and the other calibrated methods; adapters have to be merged.
   On OpenVINO the chosen experts of a layer are three operations where possible ([openvino.md](openvino.md#mixtures)).
+- **SparseMixer** (Phi-MoE) weighs each of two experts by a softmax over those whose logits are near to its own. The
+  weight jumps where another expert comes near, so it hangs on the rounding of logits more than a softmax does.
 - **KV sharing across layers** (Gemma 3n, Gemma 4): a layer that reads the keys and values of an earlier layer has no
   KV cache of its own. With `kv="int8"` the CPU copies them at each step. DirectML refuses such layers.
 - **Per-layer embeddings (PLE)** are looked up in a table, like the token embedding. **AltUp** (Gemma 3n) multiplies the

@@ -107,11 +107,28 @@ def expert_weights(moe: Moe, routed: F32, correction: F32 | None, scales: F32 | 
     chosen = np.take_along_axis(scores, best, axis=-1)
     if moe.scoring_func == "softmax_topk":
         chosen = softmax(chosen)
+    elif moe.scoring_func == "sparsemixer":
+        chosen = _sparse_mixer(routed, best, moe.jitter_eps)
     if moe.norm_topk:
         chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + np.float32(1e-20))
     weights = np.zeros_like(scores)
     np.put_along_axis(weights, best, chosen * np.float32(moe.scale), axis=-1)
     return weights if scales is None else weights * scales
+
+
+def _sparse_mixer(routed: F32, best: NDArray[np.int64], epsilon: float) -> F32:
+    """The weights of the chosen [T, top_k]. best: their numbers, the best first.
+
+    Source: sparsemixer() of modeling_phimoe.py of transformers (5.24).
+    """
+    left, weights = routed.copy(), np.empty(best.shape, np.float32)
+    for rank in range(best.shape[1]):
+        chosen = best[:, rank, None]
+        logit = np.take_along_axis(routed, chosen, axis=-1)
+        is_near = logit - routed <= np.float32(2 * epsilon) * np.maximum(np.abs(routed), logit)
+        weights[:, rank] = 1 / np.where(is_near, np.exp(left - logit), 0).sum(axis=-1)
+        np.put_along_axis(left, chosen, -np.inf, axis=-1)
+    return weights
 
 
 def _of_best_groups(moe: Moe, choosing: F32, *, by_two: bool) -> F32:

@@ -42,6 +42,8 @@ def tables(rope: Rope, stop: int, start: int = 0) -> tuple[F32, F32]:
         frequencies = _frequencies(rope)
         if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
             attention_factor = rope.scaling.attention_factor
+        if isinstance(rope.scaling, LongRopeScaling) and rope.scaling.is_long:
+            attention_factor = rope.scaling.long_attention_factor or attention_factor
         angles = positions * frequencies
     factor = np.float32(attention_factor)
     return np.cos(angles) * factor, np.sin(angles) * factor
@@ -92,7 +94,7 @@ def _plain(base: float | F32, rotated: int, factors: F32 | float = 1.0) -> F32:
 def _frequencies(rope: Rope) -> F32:
     scaling = rope.scaling
     if isinstance(scaling, LongRopeScaling):
-        factors = scaling.long if scaling.context > scaling.original_context else scaling.short
+        factors = scaling.long if scaling.is_long else scaling.short
         return _plain(rope.base, rope.rotary_dim, np.array(factors, np.float32))
     if isinstance(scaling, ProportionalScaling):
         return _plain(rope.base, scaling.head_dim)[: rope.rotary_dim // 2] / np.float32(scaling.factor)

@@ -230,6 +230,8 @@ class Mixtures:
         best = graph.op("GatherElements", [scores, chosen], "best", axis=1)
         if moe.scoring_func == "softmax_topk":
             best = graph.op("Softmax", [best], "best.softmax", axis=-1)
+        elif moe.scoring_func == "sparsemixer":
+            best = self.sparse_mixer(moe, routed, best, chosen)
         if moe.norm_topk:
             total = graph.op("ReduceSum", [best, graph.constant(-1)], "best.sum", keepdims=1)
             total = graph.op("Add", [total, graph.single(_TINY)], "best.sum.epsilon")
@@ -240,6 +242,27 @@ class Mixtures:
             own = graph.op("Gather", [graph.stored([expert_scales_name(index)]), chosen], "best.scales", axis=0)
             best = graph.op("Mul", [best, own], "best.by_expert")
         return Choice(scores, best, chosen)
+
+    def sparse_mixer(self, moe: Moe, routed: str, best: str, chosen: str) -> str:
+        """The weights of the chosen [N, top_k]. routed: all logits; best: those of the chosen, the best first."""
+        graph, left, weights = self.graph, routed, list[str]()
+        sizes = graph.op("Abs", [routed], "sizes")
+        numbers = graph.table(np.arange(len(moe.experts))[None], f"constant.row.{len(moe.experts)}")
+        for rank in range(moe.top_k):
+            if rank:
+                before = graph.op("Gather", [chosen, graph.constant(rank - 1)], f"rank.{rank}.before", axis=1)
+                is_before = graph.op("Equal", [numbers, before], f"rank.{rank}.is_before")
+                left = graph.op("Where", [is_before, graph.single(-3e38), left], f"rank.{rank}.left")
+            logit = graph.op("Gather", [best, graph.constant(rank)], f"rank.{rank}.logit", axis=1)  # [N, 1]
+            largest = graph.op("Max", [sizes, logit], f"rank.{rank}.largest")
+            most = graph.op("Mul", [largest, graph.single(2 * moe.jitter_eps)], f"rank.{rank}.most")
+            below = graph.op("Sub", [logit, routed], f"rank.{rank}.below")
+            is_far = graph.op("Greater", [below, most], f"rank.{rank}.is_far")
+            parts = graph.op("Exp", [graph.op("Sub", [left, logit], f"rank.{rank}.logits")], f"rank.{rank}.parts")
+            parts = graph.op("Where", [is_far, graph.single(0.0), parts], f"rank.{rank}.near")
+            total = graph.op("ReduceSum", [parts, graph.constant(-1)], f"rank.{rank}.sum", keepdims=1)
+            weights.append(graph.op("Reciprocal", [total], f"rank.{rank}.weight"))
+        return graph.op("Concat", weights, "best.weights", axis=1)
 
     def of_best_groups(self, moe: Moe, choosing: str) -> str:
         """The scores of the experts of the best groups, and the lowest number for the others."""

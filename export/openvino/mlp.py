@@ -134,6 +134,8 @@ def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Va
         weights = ir.op("GatherElements", [scores, chosen], "router.weights", axis=2)
     if moe.scoring_func == "softmax_topk":
         weights = ir.op("SoftMax", [weights], "router.softmax", axis=2)
+    elif moe.scoring_func == "sparsemixer":
+        weights = _sparse_mixer(ir, moe, scores, weights, chosen)
     if moe.norm_topk:
         total = ir.op("ReduceSum", [weights, ir.constant([-1])], "router.sum", keep_dims=True)
         total = ir.op("Add", [total, ir.constant(_SMALLEST, "f32")], "router.sum.epsilon", **BROADCAST)
@@ -144,6 +146,31 @@ def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Va
     scales = ir.stored([expert_scales_name(index)], "f32", [len(moe.experts)])
     own = ir.op("Gather", [scales, chosen, ir.constant(0)], "router.scales", batch_dims=0)
     return ir.op("Multiply", [weights, own], "router.by_expert", **BROADCAST), chosen
+
+
+def _sparse_mixer(ir: Ir, moe: Moe, routed: Value, best: Value, chosen: Value) -> Value:
+    """The weights of the chosen [1, T, used]. routed: all logits; best: those of the chosen, the best first."""
+    left, weights, numbers = routed, list[Value](), ir.constant(list(range(len(moe.experts))))
+    sizes = ir.op("Abs", [routed], "router.sizes")
+    for rank in range(moe.top_k):
+        name, axis = f"router.rank.{rank}", ir.constant(2)
+        if rank:
+            before = ir.op("Gather", [chosen, ir.constant([rank - 1]), axis], f"{name}.before", batch_dims=0)
+            is_before = ir.op("Equal", [before, numbers], f"{name}.is_before", type="boolean", **BROADCAST)
+            least = ir.constant(-3e38, "f32")
+            left = ir.op("Select", [is_before, least, left], f"{name}.left", type="f32", **BROADCAST)
+        logit = ir.op("Gather", [best, ir.constant([rank]), axis], f"{name}.logit", batch_dims=0)  # [1, T, 1]
+        largest = ir.op("Maximum", [sizes, logit], f"{name}.largest", **BROADCAST)
+        most = multiplied(ir, largest, 2 * moe.jitter_eps, f"{name}.most")
+        below = ir.op("Subtract", [logit, routed], f"{name}.below", **BROADCAST)
+        is_far = ir.op("Greater", [below, most], f"{name}.is_far", type="boolean", **BROADCAST)
+        parts = ir.op("Exp", [ir.op("Subtract", [left, logit], f"{name}.logits", **BROADCAST)], f"{name}.parts")
+        none = ir.constant(0.0, "f32")
+        parts = ir.op("Select", [is_far, none, parts], f"{name}.near", type="f32", **BROADCAST)
+        total = ir.op("ReduceSum", [parts, ir.constant([-1])], f"{name}.sum", keep_dims=True)
+        one = ir.constant(1.0, "f32")
+        weights.append(ir.op("Divide", [one, total], f"{name}.weight", m_pythondiv=True, **BROADCAST))
+    return ir.op("Concat", weights, "router.rank.weights", axis=2)
 
 
 def _of_best_groups(ir: Ir, moe: Moe, choosing: Value) -> Value:

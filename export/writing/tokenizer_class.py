@@ -29,7 +29,7 @@ _AS_IT_IS = {
     "ernie4_5", "ernie4_5_moe", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe",
     "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm2", "internlm3", "iquestcoder", "minicpm3",
     "minimax_m2", "ministral", "ministral3", "mistral", "mistral3", "mixtral", "modernbert", "nemotron", "olmo2",
-    "olmo3", "olmo_hybrid", "paddleocr_vl", "phi3", "smolvlm", "stablelm",
+    "olmo3", "olmo_hybrid", "paddleocr_vl", "phi3", "phimoe", "smolvlm", "stablelm",
 }  # fmt: skip
 
 

@@ -325,6 +325,7 @@ CASES: dict[str, Change] = {
     ),
     "mixture, softmax, groups": mixtures(experts=8, groups=2, top_k_groups=1, top_k=3),
     "mixture, softmax of the top k": mixtures(scoring_func="softmax_topk"),
+    "mixture, sparsemixer": mixtures(scoring_func="sparsemixer", jitter_eps=0.3, top_k=3),
     "mixture, gated shared expert": mixtures(shared=True, gated=True),
     "mixture, parallel": both(mixtures(), PARALLEL),
     "kv sharing": keys_of_first(),

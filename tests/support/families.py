@@ -357,6 +357,15 @@ FAMILIES: dict[str, Case] = {
                           original_max_position_embeddings=64),
     "phi3 yarn": case("phi3", "Phi3Config", "LongRoPE under the name of its first configs",
                       rope_parameters={**LONG_ROPE, "rope_type": "yarn"}, original_max_position_embeddings=64),
+    # the noise is large, so that other experts' logits count; a head of another size, as of mini and tiny
+    "phimoe": case("phimoe", "PhimoeConfig", "2 of 4 experts by SparseMixer, layer norms, biases, LongRoPE with "
+                   "factors of its own, window", num_local_experts=4, router_jitter_noise=0.25, attention_bias=True,
+                   lm_head_bias=True, head_dim=32, original_max_position_embeddings=64, rope_parameters={
+                       **LONG_ROPE, "partial_rotary_factor": 1.0, "short_mscale": 1.3, "long_mscale": 1.6,
+                       "short_factor": [1.0 + 0.1 * n for n in range(16)],
+                       "long_factor": [1.0 + 0.4 * n for n in range(16)]}, **WINDOWED),
+    "phimoe plain": case("phimoe", "PhimoeConfig", "no biases, tied head", num_local_experts=8,
+                         tie_word_embeddings=True),
     "phi": case("phi", "PhiConfig", "parallel blocks, biases, partial rotary embedding (50%)", head_dim=...),
     "mixtral": case("mixtral", "MixtralConfig", "2 of 4 experts, window", num_local_experts=4, **WINDOWED),
     "qwen2_moe": case("qwen2_moe", "Qwen2MoeConfig", "2 of 4 experts and a shared one, a dense layer",

@@ -49,5 +49,6 @@ DECODERS = {
     "weights of zero": mixture(scale=0.0, scoring_func="sigmoid", shared=True),
     "weights that sum to one": mixture(experts=24, used=3, shared=True, norm_topk=True),
     "a softmax over the chosen": mixture(bias=True, limit=0.25, scoring_func="softmax_topk", router_multiplier=0.7),
+    "sparsemixer": mixture(scoring_func="sparsemixer", jitter_eps=0.3),
     "one expert": mixture(experts=1, used=1),
 }

@@ -46,8 +46,11 @@ class Moe:
     router: Linear  # [experts, hidden]
     experts: tuple[Mlp, ...]
     top_k: int  # experts of a token: those with the highest scores
-    # of the router's logits: "softmax"; "softmax_topk": over the chosen experts only; "sigmoid"
+    # of the router's logits: "softmax"; "softmax_topk": over the chosen experts only; "sigmoid"; "sparsemixer" (Liu et
+    # al. 2023): the weight of a chosen expert is its part of a softmax over itself and those behind it whose logits are
+    # less by 2 * jitter_eps * max(|theirs|, its own) at most
     scoring_func: str = "softmax"
+    jitter_eps: float = 0.0  # of SparseMixer
     norm_topk: bool = False  # the weights of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
     # the tensor in the source, [experts]: added to the scores that experts are chosen by, not to their weights

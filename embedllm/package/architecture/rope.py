@@ -58,6 +58,11 @@ class LongRopeScaling:
     original_context: int  # tokens
     context: int  # tokens that the export holds; for more than the trained ones the long factors are taken
     attention_factor: float  # multiplies cos and sin
+    long_attention_factor: float | None = None  # in its place with the long factors (Phi-MoE); None: the same
+
+    @property
+    def is_long(self) -> bool:
+        return self.context > self.original_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,6 @@ UNSUPPORTED = {
     "kolibri1": "experts chosen by the router's logits with a correction bias, and weighed by sigmoids of these",
     "mamba": f"{_MAMBA}, and no layer with attention",
     "mamba2": "no layer with attention, whose keys are as many as the tokens",
-    "phimoe": "experts chosen by SparseMixer, which weighs each by a softmax over those with similar logits",
     "qwen4_exp": _QWEN4,
     "qwen4_exp_text": _QWEN4,
 }

@@ -247,6 +247,15 @@ def test_rope_scaling_in_its_old_and_new_place(keys: dict[str, object], scaling:
     assert rope_of(rope_theta=5e5, rope_parameters={**keys, "rope_theta": None}) == expected
 
 
+@pytest.mark.parametrize(("context", "factor"), [(32, 1.25), (33, 1.5)])
+def test_longrope_of_a_phi_moe_has_a_factor_of_cos_and_sin_for_each_set(context: int, factor: float) -> None:
+    """As published: 'type', and the trained length under 'rope_scaling'."""
+    scaling = {**LONGROPE, "type": "longrope", "short_mscale": 1.25, "long_mscale": 1.5}
+    decoder = describe(tiny("llama", model_type="phimoe", rope_scaling=scaling, num_local_experts=2), context)
+    cos, sin = tables(decoder.rope, 1)
+    assert (cos.max(), sin.max()) == (factor, 0)
+
+
 def test_the_trained_length_may_stand_outside_of_the_rope_parameters() -> None:
     rope = rope_of(original_max_position_embeddings=64, rope_scaling={"type": "yarn", "factor": 2.0})
     assert isinstance(rope.scaling, YarnScaling)
