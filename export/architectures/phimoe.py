@@ -15,7 +15,7 @@ from embedllm.package.architecture.decoder import Decoder
 from embedllm.package.architecture.mlp import Moe
 from embedllm.package.architecture.rope import LongRopeScaling, Rope
 
-_CHOSEN = 2  # experts of a token; SparseMixer chooses so many whatever a config says
+_CHOSEN = 2  # experts of a token; that is what SparseMixer chooses, whatever a config says
 
 
 def describe(config: Config) -> Decoder:
